@@ -1,0 +1,171 @@
+"""The model configuration: one frozen dataclass with Hugging Face's key names, and its strict reader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from onnxlm.errors import ConfigError
+from onnxlm.models.layers.rotary import ROPE_TYPES, RopeConfig
+
+T = TypeVar("T", int, float, bool, str)
+
+# Keys that every Hugging Face config may carry and that change no number of a forward pass in evaluation.
+IGNORED_KEYS = frozenset(
+    {
+        "_name_or_path",
+        "architectures",
+        "attention_dropout",
+        "attn_implementation",
+        "auto_map",  # names Python files inside the checkpoint; nothing of a checkpoint is ever executed
+        "bos_token_id",
+        "chunk_size_feed_forward",
+        "dtype",
+        "eos_token_id",
+        "id2label",
+        "initializer_range",
+        "is_decoder",
+        "is_encoder_decoder",
+        "label2id",
+        "model_type",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "pretraining_tp",
+        "problem_type",
+        "return_dict",
+        "torch_dtype",
+        "transformers.js_config",
+        "transformers_version",
+        "use_cache",
+    }
+)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Numbers that fix a decoder-only model's function, by Hugging Face key name.
+
+    Attributes:
+        model_type: Name of the architecture's file.
+        head_dim: Width of one attention head; need not be hidden_size / num_attention_heads.
+        rope: Rotary settings.
+        extra: Keys only one family has.
+    """
+
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    tie_word_embeddings: bool
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ConfigReader:
+    """Reads keys of a config.json and refuses, by name, every key that nothing has read.
+
+    Args:
+        raw: The parsed config.
+        source: Where it came from, for messages.
+    """
+
+    def __init__(self, raw: Mapping[str, Any], source: str) -> None:
+        self._raw = raw
+        self._source = source
+        self._read: set[str] = set()
+
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """The value of `key` as `kind`; `default` where it is absent or null.
+
+        Raises:
+            ConfigError: The key is absent without a default, or of another type.
+        """
+        self._read.add(key)
+        value = self._raw.get(key)
+        if value is None:
+            if default is None:
+                raise ConfigError(
+                    f"{self._source}: field '{key}' is missing",
+                    fix=f"add '{key}' ({kind.__name__}) to the config",
+                )
+            return default
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+        if type(value) is not kind:
+            raise ConfigError(
+                f"{self._source}: field '{key}' has a wrong type",
+                found=repr(value),
+                allowed=kind.__name__,
+            )
+        return value
+
+    def positive(self, key: str, default: int | None = None) -> int:
+        """An int above 0."""
+        value = self.get(key, int, default)
+        if value <= 0:
+            raise ConfigError(f"{self._source}: field '{key}'", found=value, allowed="above 0")
+        return value
+
+    def only(self, key: str, *allowed: object) -> None:
+        """Refuse any value of `key` but the allowed ones (the first is the default)."""
+        self._read.add(key)
+        value = self._raw.get(key, allowed[0])
+        if value is not None and value not in allowed:
+            raise ConfigError(
+                f"{self._source}: field '{key}' is not supported with this value",
+                found=repr(value),
+                allowed=", ".join(map(repr, allowed)),
+            )
+
+    def rope(self) -> RopeConfig:
+        """Rotary settings from `rope_parameters`, or from `rope_scaling` with a top-level `rope_theta`."""
+        self._read |= {"rope_parameters", "rope_scaling", "rope_theta"}
+        raw = dict(self._raw.get("rope_parameters") or self._raw.get("rope_scaling") or {})
+        legacy_type = raw.pop("type", "default")
+        rope_type = raw.pop("rope_type", legacy_type)
+        theta = raw.pop("rope_theta", self._raw.get("rope_theta", 10000.0))
+        if rope_type not in ROPE_TYPES:
+            raise ConfigError(
+                f"{self._source}: rope_type is not supported",
+                found=repr(rope_type),
+                allowed=", ".join(ROPE_TYPES),
+            )
+        spec = ROPE_TYPES[rope_type]
+        missing = sorted(spec.required - raw.keys())
+        unknown = sorted(raw.keys() - spec.required - spec.optional)
+        if missing or unknown:
+            raise ConfigError(
+                f"{self._source}: rope parameters of type '{rope_type}'",
+                found=f"missing {missing}, unknown {unknown}",
+                allowed=", ".join(sorted(spec.required | spec.optional)) or "none",
+            )
+        return RopeConfig(str(rope_type), float(theta), {k: v for k, v in raw.items() if v is not None})
+
+    def finish(self) -> None:
+        """Refuse keys that nothing has read: what changes numbers is never ignored.
+
+        Raises:
+            ConfigError: Names the unread keys.
+        """
+        unread = sorted(
+            key
+            for key, value in self._raw.items()
+            if key not in self._read and key not in IGNORED_KEYS and value not in (None, False)
+        )
+        if unread:
+            raise ConfigError(
+                f"{self._source}: fields that this architecture does not read",
+                found=", ".join(f"{key}={self._raw[key]!r}" for key in unread),
+                allowed=", ".join(sorted(self._read)),
+                fix="remove them if they change nothing",
+            )

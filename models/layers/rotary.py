@@ -1,0 +1,150 @@
+"""Rotary position tables, one function a scaling type; an unknown type is an error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from onnxlm.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Rotary settings, as `rope_parameters` of a Hugging Face config holds them.
+
+    Attributes:
+        rope_type: "default", "linear", "llama3" or "yarn".
+        rope_theta: Base of the frequencies.
+        parameters: What the scaling type needs besides, by Hugging Face key.
+    """
+
+    rope_type: str = "default"
+    rope_theta: float = 10000.0
+    parameters: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def _base_frequencies(theta: float, width: int) -> Tensor:
+    exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
+    return torch.tensor(theta, dtype=torch.float64) ** -exponents
+
+
+def _default(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tensor, float]:
+    """Su et al., "RoFormer" (2021)."""
+    return _base_frequencies(rope.rope_theta, width), 1.0
+
+
+def _linear(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tensor, float]:
+    """Chen et al., "Extending Context Window ... via Positional Interpolation" (2023): p / factor."""
+    return _base_frequencies(rope.rope_theta, width) / rope.parameters["factor"], 1.0
+
+
+def _llama3(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tensor, float]:
+    """Llama 3.1: long wavelengths are divided by factor, short ones kept, a ramp between."""
+    p = rope.parameters
+    frequencies = _base_frequencies(rope.rope_theta, width)
+    turns = p["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    low, high = p["low_freq_factor"], p["high_freq_factor"]
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return frequencies * (keep + (1 - keep) / p["factor"]), 1.0
+
+
+def _yarn(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tensor, float]:
+    """Peng et al., "YaRN" (2023), section 3.2-3.3; the attention factor scales cosines and sines."""
+    p = rope.parameters
+    factor, original = p["factor"], p.get("original_max_position_embeddings", max_positions)
+    frequencies = _base_frequencies(rope.rope_theta, width)
+
+    def dimension(turns: float) -> float:
+        return width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(rope.rope_theta))
+
+    low, high = dimension(p.get("beta_fast", 32.0)), dimension(p.get("beta_slow", 1.0))
+    if p.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    ramp = (torch.arange(width // 2, dtype=torch.float64) - low) / max(high - low, 1e-3)
+    interpolate = ramp.clamp(0, 1)
+    scaled = frequencies * (1 - interpolate) + frequencies / factor * interpolate
+    return scaled, _yarn_attention_factor(p)
+
+
+def _yarn_attention_factor(p: Mapping[str, float]) -> float:
+    def temperature(multiplier: float) -> float:
+        factor = p["factor"]
+        return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
+
+    if "attention_factor" in p:
+        return p["attention_factor"]
+    if p.get("mscale") and p.get("mscale_all_dim"):
+        return temperature(p["mscale"]) / temperature(p["mscale_all_dim"])
+    return temperature(1.0)
+
+
+@dataclass(frozen=True)
+class RopeType:
+    """How one scaling type makes its frequencies, and which keys it reads."""
+
+    frequencies: Callable[[RopeConfig, int, int], tuple[Tensor, float]]
+    required: frozenset[str] = frozenset()
+    optional: frozenset[str] = frozenset()
+
+
+ROPE_TYPES: Mapping[str, RopeType] = MappingProxyType(
+    {
+        "default": RopeType(_default),
+        "linear": RopeType(_linear, frozenset({"factor"})),
+        "llama3": RopeType(
+            _llama3,
+            frozenset(
+                {
+                    "factor",
+                    "low_freq_factor",
+                    "high_freq_factor",
+                    "original_max_position_embeddings",
+                }
+            ),
+        ),
+        "yarn": RopeType(
+            _yarn,
+            frozenset({"factor"}),
+            frozenset(
+                {
+                    "original_max_position_embeddings",
+                    "attention_factor",
+                    "beta_fast",
+                    "beta_slow",
+                    "mscale",
+                    "mscale_all_dim",
+                    "truncate",
+                }
+            ),
+        ),
+    }
+)
+
+
+def rope_tables(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every position, computed in float64.
+
+    Args:
+        rope: Base and scaling.
+        width: Rotary width R (even, at most the head width).
+        max_positions: Rows of the tables, M.
+
+    Returns:
+        Two float32 tensors [M, R/2].
+
+    Raises:
+        ConfigError: The scaling type is not known.
+    """
+    if rope.rope_type not in ROPE_TYPES:
+        raise ConfigError(
+            "rope_type is not supported", found=rope.rope_type, allowed=", ".join(ROPE_TYPES)
+        )
+    frequencies, factor = ROPE_TYPES[rope.rope_type].frequencies(rope, width, max_positions)
+    angles = torch.outer(torch.arange(max_positions, dtype=torch.float64), frequencies)
+    return (angles.cos() * factor).float(), (angles.sin() * factor).float()

@@ -1,0 +1,77 @@
+"""Architectures by file name: `architectures/<model_type>.py` exposes one `ARCHITECTURE`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onnxlm.errors import ConfigError
+from onnxlm.models import architectures
+from onnxlm.models.config import ConfigReader, ModelConfig
+from onnxlm.models.layers.decoder import DecoderLM
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Everything the project knows of one model family.
+
+    Attributes:
+        parse_config: Reads a Hugging Face config; refuses what would change numbers unread.
+        build: Makes the eager module, weights uninitialised or default-initialised.
+        weight_map: Checkpoint tensor name -> parameter name of the module. "{i}" stands for a layer
+            number; None means that the tensor is known and not needed.
+        gguf: Reads a GGUF file's metadata into a Hugging Face config; None when GGUF has no such family.
+        tiny: A Hugging Face config of a model small enough for tests.
+    """
+
+    parse_config: Callable[[ConfigReader], ModelConfig]
+    build: Callable[[ModelConfig], DecoderLM]
+    weight_map: Mapping[str, str | None]
+    tiny: Mapping[str, Any]
+    gguf: GgufFamily | None = None
+
+
+@dataclass(frozen=True)
+class GgufFamily:
+    """How one family lies in a GGUF file.
+
+    Attributes:
+        architecture: The file's `general.architecture`.
+        config: (metadata without the architecture prefix, all metadata) -> Hugging Face config.
+        weight_map: GGUF tensor name -> checkpoint tensor name (the keys of `Architecture.weight_map`).
+        permuted: Checkpoint name -> config key of its head count: rows stored in llama.cpp's
+            interleaved rotary order that loading must undo.
+    """
+
+    architecture: str
+    config: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+    weight_map: Mapping[str, str]
+    permuted: Mapping[str, str]
+
+
+def architecture_names() -> list[str]:
+    """Supported `model_type` values."""
+    return sorted(m.name for m in pkgutil.iter_modules(architectures.__path__))
+
+
+def find_architecture(model_type: str) -> Architecture:
+    """The architecture whose file is called `model_type`.
+
+    Raises:
+        ConfigError: There is no such file (a broken file raises its own error).
+    """
+    if not model_type.isidentifier() or model_type not in architecture_names():
+        raise ConfigError(
+            "model_type is not supported",
+            found=repr(model_type),
+            allowed=", ".join(architecture_names()),
+        )
+    module = importlib.import_module(f"{architectures.__name__}.{model_type}")
+    architecture = module.ARCHITECTURE
+    if not isinstance(architecture, Architecture):
+        raise TypeError(f"{module.__name__}.ARCHITECTURE is not an Architecture")
+    return architecture

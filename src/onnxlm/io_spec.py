@@ -1,0 +1,73 @@
+"""Names, element types and symbolic axes of every graph input and output: spelled here only.
+
+The names are those that the ecosystem's runtimes use. Legend of the symbolic axes, one for the whole project:
+
+* ``batch_size`` (B), ``sequence_length`` (S): rows, and new tokens a row, of one call;
+* ``past_sequence_length`` (P): cached columns before the call;
+* ``total_sequence_length`` (T): P + S.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BATCH = "batch_size"
+SEQUENCE = "sequence_length"
+PAST = "past_sequence_length"
+TOTAL = "total_sequence_length"
+
+INPUT_IDS = "input_ids"
+ATTENTION_MASK = "attention_mask"
+LOGITS = "logits"
+# int64 [batch_size, 1]: arg-max of the last kept logits row, so that greedy decoding copies no logits.
+NEXT_TOKENS = "next_tokens"
+# int64 scalar, optional (default 1): prefill returns the logits of this many last real tokens of each row.
+LOGITS_TO_KEEP = "num_logits_to_keep"
+
+PREFILL = "prefill"
+DECODE = "decode"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One graph input or output.
+
+    Attributes:
+        name: The tensor's name in the graph.
+        dtype: numpy spelling of the element type ("float32", "int64").
+        shape: Numbers for fixed axes, names for symbolic ones.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class StateSpec:
+    """A tensor that one call hands to the next: a key or value cache, later a recurrent state.
+
+    Attributes:
+        past: Graph input that takes the state.
+        present: Graph output that returns it.
+        dtype: numpy spelling of the element type.
+        shape: Shape of `past`; the axis that grows is named ``past_sequence_length``.
+        update: "in_place" when past and present may be one buffer of any capacity (GroupQueryAttention),
+            "append" when present is past with the new columns behind it (standard ONNX Attention).
+    """
+
+    past: str
+    present: str
+    dtype: str
+    shape: tuple[int | str, ...]
+    update: str
+
+
+def past_name(layer: int, part: str) -> str:
+    """Graph input that holds `part` ("key" or "value") of a layer's cache."""
+    return f"past_key_values.{layer}.{part}"
+
+
+def present_name(layer: int, part: str) -> str:
+    """Graph output that returns `part` ("key" or "value") of a layer's cache."""
+    return f"present.{layer}.{part}"
