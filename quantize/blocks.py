@@ -1,0 +1,173 @@
+"""Matrices in blocks of small codes: round-to-nearest, and the byte layouts of the kernels.
+
+Shapes: N rows (output channels), K columns (input channels), B = ceil(K / block_size) blocks a row.
+
+Layouts (onnxruntime contrib operators, uint8, low bits first):
+    MatMulNBits           data [N, B, block_size * bits / 8], scales [N, B]; last block padded.
+    GatherBlockQuantized  data [N, K * bits / 8], scales [N, B]; same bytes if block_size divides K.
+Without a zero-point input both take 2 ** (bits - 1), the centre by which `QuantizedTensor` is
+defined.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxlm.errors import QuantizationError
+from onnxlm.quantized_tensor import QuantizedTensor
+
+Float = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
+
+BITS = (4, 8)
+BLOCK_SIZES = (16, 32, 64, 128, 256)
+
+
+def check_block_format(bits: int, block_size: int) -> None:
+    """Refuse what the kernels cannot read, before any work is done.
+
+    Raises:
+        QuantizationError: `bits` or `block_size` is outside the kernels' lists.
+    """
+    if bits not in BITS:
+        raise QuantizationError("bits of a weight code", found=bits, allowed=BITS)
+    if block_size not in BLOCK_SIZES:
+        raise QuantizationError("block_size", found=block_size, allowed=BLOCK_SIZES)
+
+
+def block_count(columns: int, block_size: int) -> int:
+    """ceil(columns / block_size)."""
+    return -(-columns // block_size)
+
+
+def split_blocks(weight: Float, block_size: int) -> Float:
+    """[N, K] -> [N, B, block_size]; a short last block repeats the row's last value.
+
+    Repeating a value that the block already holds leaves its minimum, maximum and extremum alone.
+    """
+    rows, columns = weight.shape
+    pad = block_count(columns, block_size) * block_size - columns
+    if pad:
+        weight = np.pad(weight, ((0, 0), (0, pad)), mode="edge")
+    return weight.reshape(rows, -1, block_size)
+
+
+def symmetric_scale(blocks: Float, bits: int) -> Float:
+    """Scale [...] of blocks [..., block_size] whose centre code stands for zero.
+
+    Four bits take the signed extremum as the code that has no mirror (-8), so all 16 codes serve:
+    the scale then has the opposite sign of the extremum. At eight bits that would win 0.4% of the
+    range and cost the bound of half a step, so there the scale is max|w| / 127.
+    """
+    largest = np.abs(blocks).max(axis=-1)
+    if bits == 8:
+        return largest / np.float32(127)
+    index = np.abs(blocks).argmax(axis=-1)[..., None]
+    extremum = np.take_along_axis(blocks, index, axis=-1)[..., 0]
+    return extremum / np.float32(-(2 ** (bits - 1)))
+
+
+def asymmetric_scale(blocks: Float, bits: int) -> tuple[Float, Float]:
+    """(scale, offset), each [...], that put the least value on code 0, the greatest on the last."""
+    low, high = blocks.min(axis=-1), blocks.max(axis=-1)
+    scale = (high - low) / np.float32(2**bits - 1)
+    return scale, low + scale * np.float32(2 ** (bits - 1))
+
+
+def encode(
+    weight: Float, bits: int, block_size: int, scale: Float, offset: Float | None = None
+) -> QuantizedTensor:
+    """Nearest codes for scales that are already chosen; values outside the range are clipped.
+
+    Args:
+        weight: [N, K].
+        bits: 4 or 8.
+        block_size: Columns that share a scale.
+        scale: [N, B]; a block of scale 0 gets the centre code.
+        offset: [N, B], or None for symmetric blocks.
+    """
+    columns = weight.shape[1]
+    blocks = split_blocks(weight, block_size)
+    if offset is not None:
+        blocks = blocks - offset[..., None]
+    inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale != 0)
+    centre = 2 ** (bits - 1)
+    codes = np.rint(blocks * inverse[..., None])
+    codes = np.clip(codes, -centre, centre - 1) + np.float32(centre)
+    codes = codes.astype(np.uint8).reshape(weight.shape[0], -1)[:, :columns]
+    return QuantizedTensor(bits, block_size, np.ascontiguousarray(codes), scale, offset)
+
+
+def round_to_nearest(
+    weight: Float, bits: int, block_size: int, *, symmetric: bool = True
+) -> QuantizedTensor:
+    """The plain quantizer: each block's range from its own values, each value to the nearest code.
+
+    A block size of K gives one scale an output channel, the form integer matrix products read.
+
+    Args:
+        weight: [N, K], finite.
+        bits: 4 or 8.
+        block_size: Columns that share a scale.
+        symmetric: Whether the centre code stands for zero.
+
+    Raises:
+        QuantizationError: The weight holds NaN or infinity.
+    """
+    weight = np.ascontiguousarray(weight, dtype=np.float32)
+    if not np.isfinite(weight).all():
+        raise QuantizationError("weight holds NaN or infinity", fix="check the checkpoint")
+    blocks = split_blocks(weight, block_size)
+    if symmetric:
+        return encode(weight, bits, block_size, symmetric_scale(blocks, bits))
+    scale, offset = asymmetric_scale(blocks, bits)
+    return encode(weight, bits, block_size, scale, offset)
+
+
+def pack_matmul(tensor: QuantizedTensor) -> Bytes:
+    """MatMulNBits' data: uint8 [N, B, block_size * bits / 8].
+
+    The padding of a short last block is the centre code, whose value is zero.
+    """
+    rows, columns = tensor.shape
+    size = tensor.block_size
+    codes = tensor.codes
+    pad = block_count(columns, size) * size - columns
+    if pad:
+        codes = np.pad(codes, ((0, 0), (0, pad)), constant_values=2 ** (tensor.bits - 1))
+    return _pack(codes, tensor.bits).reshape(rows, -1, size * tensor.bits // 8)
+
+
+def pack_gather(tensor: QuantizedTensor) -> Bytes:
+    """GatherBlockQuantized's data: uint8 [N, K * bits / 8].
+
+    Equal bytes to `pack_matmul` when block_size divides K, so that a tied head can share them.
+
+    Raises:
+        QuantizationError: K codes do not fill whole bytes.
+    """
+    columns = tensor.shape[1]
+    if columns * tensor.bits % 8:
+        raise QuantizationError(
+            "width of a 4-bit embedding table", found=columns, allowed="even numbers"
+        )
+    return _pack(tensor.codes, tensor.bits)
+
+
+def unpack(data: Bytes, bits: int, columns: int) -> Bytes:
+    """Codes uint8 [N, columns] of either layout; padding after `columns` is dropped."""
+    data = data.reshape(data.shape[0], -1)
+    if bits == 8:
+        return np.ascontiguousarray(data[:, :columns])
+    codes = np.empty((data.shape[0], data.shape[1] * 2), np.uint8)
+    codes[:, 0::2] = data & 15
+    codes[:, 1::2] = data >> 4
+    return np.ascontiguousarray(codes[:, :columns])
+
+
+def _pack(codes: Bytes, bits: int) -> Bytes:
+    """[N, K] -> [N, K * bits / 8]."""
+    if bits == 8:
+        return np.ascontiguousarray(codes)
+    return codes[:, 0::2] | (codes[:, 1::2] << 4)
