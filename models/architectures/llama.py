@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from onnxlm.errors import ConfigError
 from onnxlm.models.config import ConfigReader, ModelConfig
 from onnxlm.models.layers.attention import GroupedQueryAttention
 from onnxlm.models.layers.cached_attention import AttentionSpec
@@ -99,6 +100,10 @@ for _name in _LAYER_TENSORS:
 
 def _gguf_config(own: Mapping[str, Any], everything: Mapping[str, Any]) -> dict[str, Any]:
     heads, hidden = own["attention.head_count"], own["embedding_length"]
+    head_dim = own.get("attention.key_length", hidden // heads)
+    for key in ("attention.value_length", "rope.dimension_count"):
+        if own.get(key, head_dim) != head_dim:
+            raise ConfigError(f"GGUF metadata llama.{key}", found=own[key], allowed=head_dim)
     config = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -108,7 +113,7 @@ def _gguf_config(own: Mapping[str, Any], everything: Mapping[str, Any]) -> dict[
         "num_hidden_layers": own["block_count"],
         "num_attention_heads": heads,
         "num_key_value_heads": own.get("attention.head_count_kv", heads),
-        "head_dim": own.get("attention.key_length", hidden // heads),
+        "head_dim": head_dim,
         "max_position_embeddings": own["context_length"],
         "rms_norm_eps": own["attention.layer_norm_rms_epsilon"],
         "rope_theta": own.get("rope.freq_base", 10000.0),
@@ -116,7 +121,7 @@ def _gguf_config(own: Mapping[str, Any], everything: Mapping[str, Any]) -> dict[
     }
     scaling = own.get("rope.scaling.type", "none")
     if scaling != "none":
-        config["rope_scaling"] = {"rope_type": scaling, "factor": own.get("rope.scaling.factor")}
+        config["rope_scaling"] = {"rope_type": scaling, "factor": own["rope.scaling.factor"]}
         original = own.get("rope.scaling.original_context_length")
         if original is not None:
             config["rope_scaling"]["original_max_position_embeddings"] = original

@@ -29,8 +29,8 @@ class RopeConfig:
 
 
 def _base_frequencies(theta: float, width: int) -> Tensor:
-    exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
-    return torch.tensor(theta, dtype=torch.float64) ** -exponents
+    exponents = torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width
+    return torch.tensor(theta, dtype=torch.float64, device="cpu") ** -exponents
 
 
 def _default(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tensor, float]:
@@ -66,7 +66,7 @@ def _yarn(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tensor, flo
     if p.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, width - 1)
-    ramp = (torch.arange(width // 2, dtype=torch.float64) - low) / max(high - low, 1e-3)
+    ramp = (torch.arange(width // 2, dtype=torch.float64, device="cpu") - low) / max(high - low, 1e-3)
     interpolate = ramp.clamp(0, 1)
     scaled = frequencies * (1 - interpolate) + frequencies / factor * interpolate
     return scaled, _yarn_attention_factor(p)
@@ -146,5 +146,5 @@ def rope_tables(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tenso
             "rope_type is not supported", found=rope.rope_type, allowed=", ".join(ROPE_TYPES)
         )
     frequencies, factor = ROPE_TYPES[rope.rope_type].frequencies(rope, width, max_positions)
-    angles = torch.outer(torch.arange(max_positions, dtype=torch.float64), frequencies)
+    angles = torch.outer(torch.arange(max_positions, dtype=torch.float64, device="cpu"), frequencies)
     return (angles.cos() * factor).float(), (angles.sin() * factor).float()

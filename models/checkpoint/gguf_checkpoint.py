@@ -1,0 +1,100 @@
+"""GGUF file -> Checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from onnxlm.errors import CheckpointError
+from onnxlm.models.checkpoint.checkpoint import Checkpoint
+from onnxlm.models.checkpoint.gguf_file import (
+    GgufFile,
+    open_gguf,
+    rotary_row_order,
+    stored_tensor,
+)
+from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata, find_family
+from onnxlm.models.checkpoint.gguf_tokenizer import read_tokenizer, special_ids
+from onnxlm.models.checkpoint.matching import NameMap, listed, match
+from onnxlm.models.checkpoint.tensors import LazyQuantized, StoredTensor
+from onnxlm.models.config import ConfigReader, ModelConfig
+from onnxlm.models.registry import GgufFamily
+
+
+def read_gguf(path: Path) -> Checkpoint:
+    """Read everything of a GGUF file but the weights' values.
+
+    Raises:
+        CheckpointError: The file is damaged, or its tensors do not fit its metadata.
+        ConfigError: Metadata is missing or asks for what is not supported.
+    """
+    file = open_gguf(path)
+    architecture = find_family(file.metadata, path.name)
+    family = architecture.gguf
+    if family is None:
+        raise TypeError("find_family returns architectures that have a GGUF family")
+    own = FamilyMetadata(file.metadata, family.architecture, path.name)
+    raw_config = family.config(own, file.metadata)
+    own.finish()
+    head = next(name for name, new in family.weight_map.items() if new == "lm_head.weight")
+    # llama.cpp writes no head for a model whose embedding serves as one.
+    raw_config["tie_word_embeddings"] = head not in file.tensors
+    ids = special_ids(file.metadata)
+    raw_config |= ids
+    config = architecture.parse_config(ConfigReader(raw_config, path.name))
+    tensors = match(_by_checkpoint_name(file, family, config), architecture, config, path.name)
+    return Checkpoint(
+        path=path,
+        kind="gguf",
+        raw_config=raw_config,
+        config=config,
+        architecture=architecture,
+        generation_config=ids,
+        tokenizer_files=read_tokenizer(file.metadata, path.name),
+        quantized=LazyQuantized(tensors),
+        provenance=_provenance(file),
+        tensors=tensors,
+    )
+
+
+def _by_checkpoint_name(
+    file: GgufFile, family: GgufFamily, config: ModelConfig
+) -> dict[str, StoredTensor]:
+    names = NameMap(family.weight_map)
+    head_counts = NameMap(family.permuted)
+    unknown = [name for name in file.tensors if name not in names]
+    if unknown:
+        raise CheckpointError(
+            f"{file.path.name}: tensors that this architecture does not know",
+            found=listed(unknown),
+            fix="the file asks for something this version does not compute",
+        )
+    stored: dict[str, StoredTensor] = {}
+    for name, tensor in file.tensors.items():
+        renamed = names.rename(name)
+        if renamed is None:
+            continue
+        order = None
+        if renamed in head_counts:
+            heads = getattr(config, str(head_counts.rename(renamed)))
+            order = _row_order(name, int(tensor.shape[-1]), heads, file.path.name)
+        stored[renamed] = stored_tensor(file, tensor, order)
+    return stored
+
+
+def _row_order(name: str, rows: int, heads: int, source: str) -> Any:
+    if rows % (2 * heads):
+        raise CheckpointError(
+            f"{source}: rows of {name} do not divide into its heads",
+            found=f"{rows} rows",
+            allowed=f"a multiple of {2 * heads}",
+        )
+    return rotary_row_order(rows, heads)
+
+
+def _provenance(file: GgufFile) -> Mapping[str, Any]:
+    general = {
+        key: value for key, value in file.metadata.items() if key.startswith("general.")
+    }
+    return {"files": {file.path.name: file.path.stat().st_size}, **general}

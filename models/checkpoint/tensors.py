@@ -1,0 +1,52 @@
+"""Tensors of a checkpoint that are named and measured, but not read yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from onnxlm.quantized_tensor import QuantizedTensor
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor as a file holds it.
+
+    Attributes:
+        name: Its name in the file, for messages.
+        file: The file's name, for messages.
+        shape: Shape of what `read` returns.
+        read: Reads the values; block-quantized ones come de-quantized.
+        quantized: Reads the codes and scales of a block-quantized tensor in exact form.
+    """
+
+    name: str
+    file: str
+    shape: tuple[int, ...]
+    read: Callable[[], Tensor]
+    quantized: Callable[[], QuantizedTensor] | None = None
+
+
+class LazyQuantized(Mapping[str, QuantizedTensor]):
+    """Block-quantized tensors by parameter name, unpacked anew at each access.
+
+    Codes take a byte each when unpacked: holding all of them would double a 4-bit file's memory.
+    """
+
+    def __init__(self, tensors: Mapping[str, StoredTensor]) -> None:
+        self._readers = {
+            name: tensor.quantized
+            for name, tensor in tensors.items()
+            if tensor.quantized is not None
+        }
+
+    def __getitem__(self, name: str) -> QuantizedTensor:
+        return self._readers[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._readers)
+
+    def __len__(self) -> int:
+        return len(self._readers)
