@@ -1,0 +1,94 @@
+"""Matrix products with a stored weight, in whichever of their spellings a graph has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from onnxlm.graphs.edit import MICROSOFT, is_op, only_user, producer
+
+
+@dataclass(frozen=True)
+class Linear:
+    """y = x @ W^T with W stored once.
+
+    Attributes:
+        node: The MatMul or FusedMatMul node.
+        weight: Its initializer.
+        transposed: The initializer is [K, N] (MatMul's layout) instead of torch's [N, K].
+        path: Nodes between the initializer and the product (a Transpose of a tied table), then `node`.
+    """
+
+    node: ir.Node
+    weight: ir.Value
+    transposed: bool
+    path: tuple[ir.Node, ...]
+
+    @property
+    def x(self) -> ir.Value:
+        """The input [..., K]."""
+        value = self.node.inputs[0]
+        assert value is not None
+        return value
+
+    @property
+    def y(self) -> ir.Value:
+        """The output [..., N]."""
+        return self.node.outputs[0]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, K)."""
+        assert self.weight.shape is not None
+        a, b = (int(dim) for dim in self.weight.shape)  # type: ignore[call-overload]
+        return (b, a) if self.transposed else (a, b)
+
+    @property
+    def name(self) -> str:
+        """The weight's name."""
+        assert self.weight.name is not None
+        return self.weight.name
+
+
+def as_linear(node: ir.Node | None) -> Linear | None:
+    """Read `node` as a product with a stored 2-D weight; None when it is something else."""
+    if is_op(node, "MatMul"):
+        assert node is not None
+        weight = node.inputs[1]
+        if weight is None:
+            return None
+        if weight.is_initializer() and _is_matrix(weight):
+            return Linear(node, weight, True, (node,))
+        turn = producer(weight, "Transpose")
+        stored = None if turn is None else turn.inputs[0]
+        if turn is not None and stored is not None and stored.is_initializer():
+            return Linear(node, stored, False, (turn, node))
+        return None
+    if is_op(node, "FusedMatMul", MICROSOFT):
+        assert node is not None
+        weight = node.inputs[1]
+        if weight is not None and weight.is_initializer() and _is_matrix(weight):
+            flag = node.attributes.get("transB")
+            return Linear(node, weight, not (flag is not None and flag.as_int()), (node,))
+    return None
+
+
+def linears(graph: ir.Graph) -> Iterator[Linear]:
+    """Every product with a stored weight, in graph order."""
+    for node in list(graph):
+        linear = as_linear(node)
+        if linear is not None:
+            yield linear
+
+
+def made_by_linear(value: ir.Value | None) -> Linear | None:
+    """The linear that makes `value` when nothing else reads `value`."""
+    if value is None or value.producer() is None or only_user(value) is None:
+        return None
+    return as_linear(value.producer())
+
+
+def _is_matrix(value: ir.Value) -> bool:
+    return value.shape is not None and len(value.shape) == 2
