@@ -16,6 +16,7 @@ from typing import Any
 from onnxlm import package_swap, strict_json
 from onnxlm.destination import check_destination, files_in
 from onnxlm.errors import ExportError, PackageError
+from onnxlm.external_data import check_external_data
 from onnxlm.integrity import check_inside, hash_file, verify_files
 from onnxlm.manifest import MANIFEST_NAME, FileSpec, Manifest, is_package, read_manifest
 
@@ -107,7 +108,15 @@ def open_package(path: Path | str, verify: str = "auto") -> Package:
             fix="export one first",
         )
     manifest = read_manifest(path)
-    verify_files(path, manifest.files, verify)
+    graphs = {graph.file for graph in manifest.graphs.values()}
+    # Tensors may lie in the one weight file, beside the graph, and nowhere else.
+    sizes = {manifest.weights.file: manifest.weights.bytes}
+
+    def inspect(name: str) -> None:
+        if name in graphs:
+            check_external_data(path / name, sizes)
+
+    verify_files(path, manifest.files, verify, inspect)
     return Package(path, manifest)
 
 
