@@ -204,7 +204,9 @@ class Manifest:
     def _check_listed(self, source: str, field_name: str, name: str) -> None:
         check_file_name(source, field_name, name)
         if "/" in name:  # external data is looked for beside its graph
-            raise PackageError(f"{source}: field '{field_name}' names a sub-folder", found=repr(name))
+            raise PackageError(
+                f"{source}: field '{field_name}' names a sub-folder", found=repr(name)
+            )
         if name not in self.files:
             raise PackageError(f"{source}: field '{field_name}' is not in 'files'", found=name)
 
