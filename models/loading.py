@@ -34,7 +34,7 @@ def load(source: str | Path | Checkpoint, dtype: torch.dtype = torch.float32) ->
 def _owners(model: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
     """Every place that holds a parameter, by the parameter's first name."""
     places: dict[int, list[tuple[nn.Module, str]]] = {}
-    for path, module in model.named_modules():
+    for module in model.modules():
         for attribute, parameter in module.named_parameters(recurse=False):
             places.setdefault(id(parameter), []).append((module, attribute))
     return {name: places[id(parameter)] for name, parameter in model.named_parameters()}

@@ -28,12 +28,12 @@ def _nibbles(blocks: Bytes, start: int) -> Bytes:
 
 
 def _q4_0(blocks: Bytes) -> QuantizedTensor:
-    """d * (q - 8)."""
+    """Values are d * (q - 8)."""
     return QuantizedTensor(4, BLOCK, _nibbles(blocks, 2), _half(blocks, 0))
 
 
 def _q4_1(blocks: Bytes) -> QuantizedTensor:
-    """d * q + m, kept as d * (q - 8) + (m + 8 d).
+    """Values are d * q + m, kept as d * (q - 8) + (m + 8 d).
 
     d and m are float16, so d * (q - 8) is exact in float32 and m + 8 d is, unless their exponents lie
     more than 10 apart: then one value may differ from d * q + m by one unit in the last place.
@@ -43,8 +43,8 @@ def _q4_1(blocks: Bytes) -> QuantizedTensor:
 
 
 def _q8_0(blocks: Bytes) -> QuantizedTensor:
-    """d * q with signed q; codes are q + 128."""
-    codes = (blocks[..., 2:] ^ 0x80).reshape(len(blocks), -1)
+    """Values are d * q with signed q; codes are q + 128."""
+    codes = (blocks[..., 2:] ^ np.uint8(0x80)).reshape(len(blocks), -1)
     return QuantizedTensor(8, BLOCK, codes, _half(blocks, 0))
 
 

@@ -15,7 +15,7 @@ from onnxlm.models.checkpoint.gguf_file import (
     stored_tensor,
 )
 from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata, find_family
-from onnxlm.models.checkpoint.gguf_tokenizer import read_tokenizer, special_ids
+from onnxlm.models.checkpoint.gguf_tokenizer import generation_ids, read_vocabulary, tokenizer_files
 from onnxlm.models.checkpoint.matching import NameMap, listed, match
 from onnxlm.models.checkpoint.tensors import LazyQuantized, StoredTensor
 from onnxlm.models.config import ConfigReader, ModelConfig
@@ -40,7 +40,8 @@ def read_gguf(path: Path) -> Checkpoint:
     head = next(name for name, new in family.weight_map.items() if new == "lm_head.weight")
     # llama.cpp writes no head for a model whose embedding serves as one.
     raw_config["tie_word_embeddings"] = head not in file.tensors
-    ids = special_ids(file.metadata)
+    vocabulary = read_vocabulary(file.metadata, path.name)
+    ids = generation_ids(vocabulary)
     raw_config |= ids
     config = architecture.parse_config(ConfigReader(raw_config, path.name))
     tensors = match(_by_checkpoint_name(file, family, config), architecture, config, path.name)
@@ -51,7 +52,7 @@ def read_gguf(path: Path) -> Checkpoint:
         config=config,
         architecture=architecture,
         generation_config=ids,
-        tokenizer_files=read_tokenizer(file.metadata, path.name),
+        tokenizer_files=tokenizer_files(vocabulary, file.metadata.get("tokenizer.chat_template")),
         quantized=LazyQuantized(tensors),
         provenance=_provenance(file),
         tensors=tensors,
@@ -94,7 +95,5 @@ def _row_order(name: str, rows: int, heads: int, source: str) -> Any:
 
 
 def _provenance(file: GgufFile) -> Mapping[str, Any]:
-    general = {
-        key: value for key, value in file.metadata.items() if key.startswith("general.")
-    }
+    general = {key: value for key, value in file.metadata.items() if key.startswith("general.")}
     return {"files": {file.path.name: file.path.stat().st_size}, **general}

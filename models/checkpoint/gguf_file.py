@@ -6,7 +6,7 @@ Format: ggml, `docs/gguf.md`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,10 +66,12 @@ def open_gguf(path: Path) -> GgufFile:
 
 
 def field_value(field: ReaderField) -> Any:
-    """A metadata value as plain Python; an array of strings is decoded without a per-item reader."""
-    if field.types[:1] == [GGUFValueType.ARRAY] and field.types[-1] == GGUFValueType.STRING:
-        return [bytes(field.parts[index]).decode("utf-8") for index in field.data]
-    return field.contents()
+    """A metadata value as plain Python."""
+    value = field.contents()
+    if field.types == [GGUFValueType.FLOAT32]:
+        # The shortest decimal that gives this float32: 1e-05, not 9.999999747378752e-06.
+        return float(str(np.float32(value)))
+    return value
 
 
 def _check_header(path: Path) -> None:
@@ -142,11 +144,9 @@ def stored_tensor(
 
     kind = tensor.tensor_type
     shape = tuple(int(size) for size in reversed(tensor.shape))
-    quantized: Callable[[], QuantizedTensor] | None = None
-    if kind.name in EXACT_TYPES and len(shape) == 2:
 
-        def quantized() -> QuantizedTensor:
-            return unpack(data(), kind.name)
+    def exact() -> QuantizedTensor:
+        return unpack(data(), kind.name)
 
     def read() -> Tensor:
         if quantized is not None:
@@ -154,6 +154,7 @@ def stored_tensor(
         # The copy detaches the values from the read-only map of the file.
         return torch.from_numpy(np.array(quants.dequantize(data(), kind)))
 
+    quantized = exact if kind.name in EXACT_TYPES and len(shape) == 2 else None
     return StoredTensor(tensor.name, file.path.name, shape, read, quantized)
 
 

@@ -1,21 +1,126 @@
-"""Tokenizer of a GGUF file."""
+"""Tokenizer of a GGUF file, rebuilt from its metadata as Hugging Face tokenizer files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
-_SPECIAL = {
-    "bos_token_id": "tokenizer.ggml.bos_token_id",
-    "eos_token_id": "tokenizer.ggml.eos_token_id",
-    "pad_token_id": "tokenizer.ggml.padding_token_id",
+from tokenizers import AddedToken, Tokenizer, processors
+
+from onnxlm.models.checkpoint.gguf_tokenizer_models import (
+    Vocabulary,
+    byte_level_tokenizer,
+    sentencepiece_tokenizer,
+)
+from onnxlm.models.checkpoint.huggingface import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
+
+# Kinds of tokens that are matched before the text is split (ggml, `include/llama.h`, llama_token_type).
+_CONTROL, _USER_DEFINED = 3, 4
+_IDS = {
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "pad_token": "padding_token_id",
+}
+_MODELS: Mapping[str, Callable[[Vocabulary], Tokenizer]] = {
+    "gpt2": byte_level_tokenizer,
+    "llama": sentencepiece_tokenizer,
 }
 
 
-def special_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """bos, eos and pad ids by Hugging Face key."""
-    return {key: metadata[name] for key, name in _SPECIAL.items() if name in metadata}
+def generation_ids(vocabulary: Vocabulary) -> dict[str, Any]:
+    """Ids of a generation_config: bos, pad, and every id that ends a turn.
+
+    Raises:
+        CheckpointError: An id is outside the vocabulary.
+    """
+    ids: dict[str, Any] = {}
+    for key, name in (("bos_token_id", "bos_token_id"), ("pad_token_id", "padding_token_id")):
+        value = vocabulary.token_id(name)
+        if value is not None:
+            ids[key] = value
+    ends = [vocabulary.token_id(name) for name in ("eos_token_id", "eot_token_id")]
+    unique = list(dict.fromkeys(end for end in ends if end is not None))
+    if unique:
+        ids["eos_token_id"] = unique[0] if len(unique) == 1 else unique
+    return ids
 
 
-def read_tokenizer(metadata: Mapping[str, Any], source: str) -> dict[str, bytes]:
-    return {}
+def tokenizer_files(vocabulary: Vocabulary, chat_template: str | None) -> dict[str, bytes]:
+    """tokenizer.json, tokenizer_config.json and, when there is one, chat_template.jinja.
+
+    Raises:
+        CheckpointError: The metadata lacks a field or names a kind that cannot be rebuilt.
+    """
+    kind = vocabulary.field("model")
+    if kind not in _MODELS:
+        raise vocabulary.unsupported("model", _MODELS)
+    tokenizer = _MODELS[kind](vocabulary)
+    added = [
+        AddedToken(token, normalized=False, special=token_type == _CONTROL)
+        for token, token_type in zip(vocabulary.tokens, vocabulary.types, strict=True)
+        if token_type in (_CONTROL, _USER_DEFINED)
+    ]
+    tokenizer.add_tokens(added)
+    _add_template(tokenizer, vocabulary, adds_bos=kind == "llama")
+    files = {
+        TOKENIZER: tokenizer.to_str(pretty=True).encode(),
+        TOKENIZER_CONFIG: json.dumps(_tokenizer_config(vocabulary), indent=2).encode(),
+    }
+    if chat_template is not None:
+        files[CHAT_TEMPLATE] = chat_template.encode()
+    return files
+
+
+def read_vocabulary(metadata: Mapping[str, Any], source: str) -> Vocabulary:
+    """The vocabulary of a file's metadata.
+
+    Raises:
+        CheckpointError: There is none, or its lists differ in length.
+    """
+    prefix = "tokenizer.ggml."
+    fields = {
+        key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)
+    }
+    return Vocabulary(fields, source)
+
+
+def _add_template(tokenizer: Tokenizer, vocabulary: Vocabulary, adds_bos: bool) -> None:
+    """Put bos before and eos behind a text where the file says so.
+
+    Args:
+        tokenizer: Changed in place.
+        vocabulary: Says what to add.
+        adds_bos: What holds when the file does not say.
+    """
+    template, special = ["$A"], []
+    for flag, default, name in (
+        ("add_bos_token", adds_bos, "bos_token_id"),
+        ("add_eos_token", False, "eos_token_id"),
+    ):
+        token_id = vocabulary.token_id(name)
+        if not vocabulary.get(flag, default) or token_id is None:
+            continue
+        token = vocabulary.tokens[token_id]
+        special.append((token, token_id))
+        template.insert(0 if name.startswith("bos") else len(template), token)
+    if special:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=template, special_tokens=list(dict(special).items())
+        )
+
+
+def _tokenizer_config(vocabulary: Vocabulary) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+    }
+    for key in ("add_bos_token", "add_eos_token"):
+        if vocabulary.get(key) is not None:
+            config[key] = vocabulary.get(key)
+    for key, name in _IDS.items():
+        token_id = vocabulary.token_id(name)
+        if token_id is not None:
+            config[key] = vocabulary.tokens[token_id]
+    return config

@@ -91,7 +91,8 @@ def match(
         Stored tensor by parameter name, in the module's order. A tied weight appears once.
 
     Raises:
-        CheckpointError: Tensors are missing, unexpected or mis-shaped, or a tied weight differs from its twin.
+        CheckpointError: Tensors are missing, unexpected or mis-shaped, or a tied weight differs
+            from its twin.
     """
     shapes, aliases = parameters_of(architecture, config)
     names = NameMap(architecture.weight_map)

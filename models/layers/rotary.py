@@ -28,8 +28,13 @@ class RopeConfig:
     parameters: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
 
+def _count(numbers: int) -> Tensor:
+    # Tables are constants, not weights: real also in a module that is built on the meta device.
+    return torch.arange(numbers, dtype=torch.float64, device="cpu")
+
+
 def _base_frequencies(theta: float, width: int) -> Tensor:
-    exponents = torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width
+    exponents = 2 * _count(width // 2) / width
     return torch.tensor(theta, dtype=torch.float64, device="cpu") ** -exponents
 
 
@@ -66,7 +71,7 @@ def _yarn(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tensor, flo
     if p.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, width - 1)
-    ramp = (torch.arange(width // 2, dtype=torch.float64, device="cpu") - low) / max(high - low, 1e-3)
+    ramp = (_count(width // 2) - low) / max(high - low, 1e-3)
     interpolate = ramp.clamp(0, 1)
     scaled = frequencies * (1 - interpolate) + frequencies / factor * interpolate
     return scaled, _yarn_attention_factor(p)
@@ -146,5 +151,5 @@ def rope_tables(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tenso
             "rope_type is not supported", found=rope.rope_type, allowed=", ".join(ROPE_TYPES)
         )
     frequencies, factor = ROPE_TYPES[rope.rope_type].frequencies(rope, width, max_positions)
-    angles = torch.outer(torch.arange(max_positions, dtype=torch.float64, device="cpu"), frequencies)
+    angles = torch.outer(_count(max_positions), frequencies)
     return (angles.cos() * factor).float(), (angles.sin() * factor).float()

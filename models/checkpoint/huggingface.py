@@ -1,0 +1,96 @@
+"""Hugging Face folder -> Checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from onnxlm.errors import ConfigError
+from onnxlm.models.checkpoint.checkpoint import Checkpoint
+from onnxlm.models.checkpoint.folder import inside, read_json
+from onnxlm.models.checkpoint.matching import match
+from onnxlm.models.checkpoint.safetensors_file import read_folder
+from onnxlm.models.config import ConfigReader
+from onnxlm.models.registry import find_architecture
+
+CONFIG = "config.json"
+GENERATION_CONFIG = "generation_config.json"
+TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+
+
+def read_huggingface(folder: Path) -> Checkpoint:
+    """Read everything of a Hugging Face folder but the weights' values.
+
+    Raises:
+        CheckpointError: A file is absent, damaged, or does not fit the others.
+        ConfigError: A field is missing or asks for what is not supported.
+    """
+    raw_config = read_json(inside(folder, CONFIG))
+    check_token_ids(raw_config, CONFIG)
+    reader = ConfigReader(raw_config, CONFIG)
+    architecture = find_architecture(reader.get("model_type", str))
+    config = architecture.parse_config(reader)
+    generation_config: dict[str, Any] = {}
+    if (folder / GENERATION_CONFIG).exists():
+        generation_config = read_json(inside(folder, GENERATION_CONFIG))
+        check_token_ids(generation_config, GENERATION_CONFIG)
+    tokenizer_files = _read_tokenizer_files(folder)
+    stored, files = read_folder(folder)
+    return Checkpoint(
+        path=folder,
+        kind="huggingface",
+        raw_config=raw_config,
+        config=config,
+        architecture=architecture,
+        generation_config=generation_config,
+        tokenizer_files=tokenizer_files,
+        quantized={},
+        provenance={"files": {path.name: path.stat().st_size for path in files}},
+        tensors=match(stored, architecture, config, str(folder)),
+    )
+
+
+def check_token_ids(values: Mapping[str, Any], source: str) -> None:
+    """Refuse a token id that is neither null, an int nor a list of ints.
+
+    Raises:
+        ConfigError: Names the field and the value.
+    """
+    for key in _TOKEN_IDS:
+        value = values.get(key)
+        ids = value if isinstance(value, list) else [value]
+        if value is not None and not all(type(item) is int for item in ids):
+            raise ConfigError(
+                f"{source}: field '{key}' is no token id",
+                found=repr(value),
+                allowed="an int, a list of ints, or null",
+            )
+
+
+def _read_tokenizer_files(folder: Path) -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
+    for name in (TOKENIZER, TOKENIZER_CONFIG):
+        if (folder / name).exists():
+            path = inside(folder, name)
+            read_json(path)
+            files[name] = path.read_bytes()
+    if (folder / CHAT_TEMPLATE).exists():
+        files[CHAT_TEMPLATE] = inside(folder, CHAT_TEMPLATE).read_bytes()
+    elif TOKENIZER_CONFIG in files:
+        template = default_template(json.loads(files[TOKENIZER_CONFIG]).get("chat_template"))
+        if template is not None:
+            files[CHAT_TEMPLATE] = template.encode()
+    return files
+
+
+def default_template(value: Any) -> str | None:
+    """The chat template of a tokenizer config: a text, or the one called "default" of a list."""
+    if isinstance(value, list):
+        named = {item.get("name"): item.get("template") for item in value if isinstance(item, dict)}
+        value = named.get("default")
+    return value if isinstance(value, str) else None
