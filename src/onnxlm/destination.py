@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 
+from onnxlm import package_swap
 from onnxlm.errors import ExportError, PackageError
 from onnxlm.manifest import MANIFEST_NAME, is_package, read_manifest
 
@@ -39,16 +39,16 @@ def check_destination(path: Path | str) -> Path:
     if not parent.is_dir():
         raise ExportError(f"{destination}: cannot be made", found=f"{parent} is a file")
     # Asking for permission is no answer on network shares and on Windows; trying is.
-    probe = parent / f".onnxlm-probe-{secrets.token_hex(4)}"
+    probe = package_swap.sibling(parent / destination.name, "tmp")
     try:
         probe.mkdir()
-        probe.rmdir()
     except OSError as error:
         raise ExportError(
             f"{destination}: cannot be written",
             found=error.strerror,
             fix=f"choose another folder, or make {parent} writable",
         ) from error
+    package_swap.remove_package(probe)
     return destination
 
 

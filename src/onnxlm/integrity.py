@@ -75,11 +75,11 @@ def check_inside(root: Path, name: str) -> os.stat_result:
                 fix="copy the package again, with all its files",
             ) from error
         last = depth == len(parts) - 1
-        if stat.S_ISLNK(facts.st_mode) or (last and facts.st_nlink > 1):
-            kind = "a symbolic link" if stat.S_ISLNK(facts.st_mode) else "a hard link"
+        link = stat.S_ISLNK(facts.st_mode)
+        if link or (stat.S_ISREG(facts.st_mode) and facts.st_nlink > 1):
             raise PackageError(
                 f"{path}: is no file of its own",
-                found=kind,
+                found="a symbolic link" if link else "a hard link",
                 allowed="plain files inside the package's folder",
                 fix="copy the package with its links followed (cp -rL)",
             )

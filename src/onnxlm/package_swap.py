@@ -28,9 +28,15 @@ else:
     import fcntl
 
 
+def sibling(destination: Path, kind: str) -> Path:
+    """An unused path beside `destination` that `leftovers` finds."""
+    name = f".{destination.name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}"
+    return destination.with_name(name)
+
+
 def temporary_sibling(destination: Path) -> Path:
     """A new empty folder beside `destination`, made with the user's own permissions."""
-    path = _sibling(destination, "tmp")
+    path = sibling(destination, "tmp")
     path.mkdir()
     return path
 
@@ -44,7 +50,7 @@ def swap_in(temporary: Path, destination: Path) -> None:
     aside: Path | None = None
     try:
         if is_package(destination):
-            aside = _sibling(destination, "old")
+            aside = sibling(destination, "old")
             os.rename(destination, aside)
         elif destination.is_dir():
             destination.rmdir()
@@ -136,8 +142,3 @@ def _lock(descriptor: int) -> None:
         msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
     else:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _sibling(destination: Path, kind: str) -> Path:
-    name = f".{destination.name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}"
-    return destination.with_name(name)
