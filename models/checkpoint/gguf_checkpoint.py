@@ -30,10 +30,7 @@ def read_gguf(path: Path) -> Checkpoint:
         ConfigError: Metadata is missing or asks for what is not supported.
     """
     file = open_gguf(path)
-    architecture = find_family(file.metadata, path.name)
-    family = architecture.gguf
-    if family is None:
-        raise TypeError("find_family returns architectures that have a GGUF family")
+    architecture, family = find_family(file.metadata, path.name)
     own = FamilyMetadata(file.metadata, family.architecture, path.name)
     raw_config = family.config(own, file.metadata)
     own.finish()
@@ -41,9 +38,13 @@ def read_gguf(path: Path) -> Checkpoint:
     # llama.cpp writes no head for a model whose embedding serves as one.
     raw_config["tie_word_embeddings"] = head not in file.tensors
     vocabulary = read_vocabulary(file.metadata, path.name)
-    ids = generation_ids(vocabulary)
+    ids = {} if vocabulary is None else generation_ids(vocabulary)
     raw_config |= ids
     config = architecture.parse_config(ConfigReader(raw_config, path.name))
+    tokenizer: dict[str, bytes] = {}
+    if vocabulary is not None:
+        vocabulary.fits(config.vocab_size)
+        tokenizer = tokenizer_files(vocabulary, file.metadata.get("tokenizer.chat_template"))
     tensors = match(_by_checkpoint_name(file, family, config), architecture, config, path.name)
     return Checkpoint(
         path=path,
@@ -52,7 +53,7 @@ def read_gguf(path: Path) -> Checkpoint:
         config=config,
         architecture=architecture,
         generation_config=ids,
-        tokenizer_files=tokenizer_files(vocabulary, file.metadata.get("tokenizer.chat_template")),
+        tokenizer_files=tokenizer,
         quantized=LazyQuantized(tensors),
         provenance=_provenance(file),
         tensors=tensors,

@@ -6,7 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from onnxlm.errors import CheckpointError, ConfigError
-from onnxlm.models.registry import Architecture, architecture_names, find_architecture
+from onnxlm.models.registry import (
+    Architecture,
+    GgufFamily,
+    architecture_names,
+    find_architecture,
+)
 
 
 class FamilyMetadata(Mapping[str, Any]):
@@ -66,8 +71,8 @@ class FamilyMetadata(Mapping[str, Any]):
             )
 
 
-def find_family(metadata: Mapping[str, Any], source: str) -> Architecture:
-    """The architecture that reads files of this `general.architecture`.
+def find_family(metadata: Mapping[str, Any], source: str) -> tuple[Architecture, GgufFamily]:
+    """The architecture that reads files of this `general.architecture`, and how its files lie.
 
     Raises:
         CheckpointError: No architecture does.
@@ -79,7 +84,7 @@ def find_family(metadata: Mapping[str, Any], source: str) -> Architecture:
         if architecture.gguf is None:
             continue
         if architecture.gguf.architecture == wanted:
-            return architecture
+            return architecture, architecture.gguf
         known.append(architecture.gguf.architecture)
     raise CheckpointError(
         f"{source}: GGUF architecture is not supported",

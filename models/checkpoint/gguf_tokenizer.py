@@ -73,17 +73,17 @@ def tokenizer_files(vocabulary: Vocabulary, chat_template: str | None) -> dict[s
     return files
 
 
-def read_vocabulary(metadata: Mapping[str, Any], source: str) -> Vocabulary:
-    """The vocabulary of a file's metadata.
+def read_vocabulary(metadata: Mapping[str, Any], source: str) -> Vocabulary | None:
+    """The vocabulary of a file's metadata; None for a file without a tokenizer.
 
     Raises:
-        CheckpointError: There is none, or its lists differ in length.
+        CheckpointError: Its lists are missing or differ in length.
     """
     prefix = "tokenizer.ggml."
     fields = {
         key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)
     }
-    return Vocabulary(fields, source)
+    return Vocabulary(fields, source) if fields.get("model", "none") != "none" else None
 
 
 def _add_template(tokenizer: Tokenizer, vocabulary: Vocabulary, adds_bos: bool) -> None:

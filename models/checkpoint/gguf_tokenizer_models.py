@@ -53,6 +53,15 @@ class Vocabulary:
             )
         return value
 
+    def fits(self, rows: int) -> None:
+        """Refuse more tokens than the embedding table has rows."""
+        if len(self.tokens) > rows:
+            raise CheckpointError(
+                f"{self._source}: the tokenizer has more tokens than the embedding has rows",
+                found=len(self.tokens),
+                allowed=f"at most {rows}",
+            )
+
     def same_length(self, key: str, values: list[Any]) -> None:
         """Refuse a list that does not have an entry a token."""
         if len(values) != len(self.tokens):

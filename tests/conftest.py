@@ -1,0 +1,37 @@
+"""Fixtures and the report header of the whole suite."""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+SMOLLM2 = Path(__file__).parents[1] / ".cache/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "absent"
+
+
+def pytest_report_header() -> list[str]:
+    import onnxruntime
+
+    names = ("torch", "onnx", "onnxruntime", "transformers")
+    return [
+        ", ".join(f"{name} {_version(name)}" for name in names),
+        f"execution providers: {', '.join(onnxruntime.get_available_providers())}",
+    ]
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The SmolLM2-135M-Instruct GGUF file (Q4_1); the test is skipped where it is absent."""
+    path = Path(os.environ.get("ONNXLM_SMOLLM2", SMOLLM2))
+    if not path.is_file():
+        pytest.skip(f"{path} is absent: run `make model` or set ONNXLM_SMOLLM2")
+    return path

@@ -1,0 +1,65 @@
+"""Small models whose every weight matters.
+
+A freshly initialised model hides most faults: its biases are 0, its norm weights 1, its attention almost
+uniform. The recipe moves every vector away from its default and makes every matrix eight times larger.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+VECTOR_NOISE = 0.4
+MATRIX_GAIN = 8.0
+
+
+def hot_model(config: Mapping[str, Any], seed: int = 0) -> PreTrainedModel:
+    """A transformers model of a Hugging Face config, by the hot recipe, fp32, evaluation mode."""
+    torch.manual_seed(seed)
+    keys = dict(config)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(keys.pop("model_type"), **keys),
+        attn_implementation="eager",
+        dtype=torch.float32,
+    )
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.add_(VECTOR_NOISE * noise)
+            else:
+                parameter.mul_(MATRIX_GAIN)
+    return model.eval()
+
+
+def rounded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """A copy with its weights rounded to `dtype` and computing in it."""
+    return copy.deepcopy(model).to(dtype)
+
+
+def save_folder(model: PreTrainedModel, folder: Path, shards: int = 1) -> Path:
+    """Save as transformers does, in exactly so many weight files."""
+    unique = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}
+    limit = sum(unique.values())
+    while True:
+        for old in folder.glob("*.safetensors*"):
+            old.unlink()
+        model.save_pretrained(folder, max_shard_size=limit + 1)
+        written = len(list(folder.glob("*.safetensors")))
+        if written == shards:
+            return folder
+        if written > shards:
+            raise ValueError(f"no shard size gives {shards} files")
+        limit = limit * 9 // 10
+
+
+@torch.no_grad()
+def oracle_logits(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
+    """float32 [sequence_length, vocab_size] of one row run alone, at once."""
+    return model(torch.tensor([ids])).logits[0].float()
