@@ -36,7 +36,7 @@ REACHES_TENSORS: Mapping[str, Mapping[int, str]] = {
 ELEMENT_BITS: Mapping[int, int] = (
     {2: 8, 3: 8, 9: 8, 17: 8, 18: 8, 19: 8, 20: 8, 24: 8, 4: 16, 5: 16, 10: 16, 16: 16}
     | {1: 32, 6: 32, 12: 32, 7: 64, 11: 64, 13: 64, 14: 64, 15: 128}
-    | {21: 4, 22: 4, 23: 4, 25: 2, 26: 2}
+    | {21: 4, 22: 4, 23: 4, 25: 2, 26: 2, 27: 6, 28: 6}
 )
 _KEYS = ("location", "offset", "length", "checksum")
 _DIMS, _DATA_TYPE, _NAME, _EXTERNAL_DATA, _DATA_LOCATION = 1, 2, 8, 13, 14
