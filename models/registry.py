@@ -6,13 +6,16 @@ import importlib
 import importlib.util
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from onnxlm.errors import ConfigError
 from onnxlm.models import architectures
 from onnxlm.models.config import ConfigReader, ModelConfig
 from onnxlm.models.layers.decoder import DecoderLM
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
 @dataclass(frozen=True)
@@ -45,12 +48,14 @@ class GgufFamily:
         weight_map: GGUF tensor name -> checkpoint tensor name (the keys of `Architecture.weight_map`).
         permuted: Checkpoint name -> config key of its head count: rows stored in llama.cpp's
             interleaved rotary order that loading must undo.
+        flags: Config key -> GGUF tensor whose presence makes it true: the metadata does not say.
     """
 
     architecture: str
-    config: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+    config: Callable[[FamilyMetadata, Mapping[str, Any]], dict[str, Any]]
     weight_map: Mapping[str, str]
     permuted: Mapping[str, str]
+    flags: Mapping[str, str] = field(default_factory=dict)
 
 
 def architecture_names() -> list[str]:

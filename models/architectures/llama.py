@@ -6,11 +6,10 @@ Source: Touvron et al., "LLaMA" (2023); Dubey et al., "The Llama 3 Herd of Model
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from onnxlm.errors import ConfigError
 from onnxlm.models.config import ConfigReader, ModelConfig
 from onnxlm.models.layers.attention import GroupedQueryAttention
 from onnxlm.models.layers.cached_attention import AttentionSpec
@@ -19,6 +18,9 @@ from onnxlm.models.layers.mlp import GatedMLP
 from onnxlm.models.layers.norm import RMSNorm
 from onnxlm.models.layers.rotary import rope_tables
 from onnxlm.models.registry import Architecture, GgufFamily
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
 def _parse_config(reader: ConfigReader) -> ModelConfig:
@@ -98,12 +100,11 @@ for _name in _LAYER_TENSORS:
         _WEIGHT_MAP[f"model.layers.{{i}}.{_name}.{_part}"] = f"layers.{{i}}.{_name}.{_part}"
 
 
-def _gguf_config(own: Mapping[str, Any], everything: Mapping[str, Any]) -> dict[str, Any]:
+def _gguf_config(own: FamilyMetadata, everything: Mapping[str, Any]) -> dict[str, Any]:
     heads, hidden = own["attention.head_count"], own["embedding_length"]
     head_dim = own.get("attention.key_length", hidden // heads)
-    for key in ("attention.value_length", "rope.dimension_count"):
-        if own.get(key, head_dim) != head_dim:
-            raise ConfigError(f"GGUF metadata llama.{key}", found=own[key], allowed=head_dim)
+    own.only("attention.value_length", head_dim)
+    own.only("rope.dimension_count", head_dim)
     config = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -163,6 +164,7 @@ ARCHITECTURE = Architecture(
             "model.layers.{i}.self_attn.q_proj.bias": "num_attention_heads",
             "model.layers.{i}.self_attn.k_proj.bias": "num_key_value_heads",
         },
+        flags={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"},
     ),
     tiny={
         "model_type": "llama",

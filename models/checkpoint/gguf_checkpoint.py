@@ -34,6 +34,7 @@ def read_gguf(path: Path) -> Checkpoint:
     own = FamilyMetadata(file.metadata, family.architecture, path.name)
     raw_config = family.config(own, file.metadata)
     own.finish()
+    raw_config |= {key: tensor in file.tensors for key, tensor in family.flags.items()}
     head = next(name for name, new in family.weight_map.items() if new == "lm_head.weight")
     # llama.cpp writes no head for a model whose embedding serves as one.
     raw_config["tie_word_embeddings"] = head not in file.tensors

@@ -48,6 +48,20 @@ class FamilyMetadata(Mapping[str, Any]):
         self._read.add(key)
         return self._values.get(key, default)
 
+    def only(self, key: str, allowed: object) -> None:
+        """Refuse any value of an optional key but one.
+
+        Raises:
+            ConfigError: Names the key, its value and the one allowed.
+        """
+        value = self.get(key, allowed)
+        if value != allowed:
+            raise ConfigError(
+                f"{self._source}: metadata key {self._prefix}{key} is not supported with this value",
+                found=repr(value),
+                allowed=repr(allowed),
+            )
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
 
