@@ -143,12 +143,18 @@ class Tokenizer:
                 and add_eos_token ask for.
 
         Raises:
-            InputError: The text is no valid Unicode, or has a token outside the model's vocabulary.
+            InputError: The text is no valid Unicode, cannot be spelled in the vocabulary, or has a token
+                outside the model's vocabulary.
         """
         try:
+            text.encode()
             ids = list(self._backend.encode(text, add_special_tokens=False).ids)
-        except (TypeError, UnicodeEncodeError) as error:
+        except UnicodeEncodeError as error:  # half of a surrogate pair
             raise InputError("a prompt is no valid Unicode text", found=ascii(text)[:80]) from error
+        except Exception as error:  # the library raises bare Exception
+            raise InputError(
+                f"the tokenizer cannot encode the text: {error}", found=ascii(text)[:80]
+            ) from error
         if add_special_tokens:
             before = self._before
             if ids[:1] == [self.bos_token_id] and before[-1:] == ids[:1]:
@@ -244,14 +250,21 @@ def _mark_special(backend: tokenizers.Tokenizer, special_tokens: Mapping[str, st
 def _added_around(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
     """Ids that the post-processor puts before and behind a text, seen on a text of ordinary tokens."""
     text = "a"
-    if not backend.encode(text, add_special_tokens=False).ids:  # a vocabulary without that letter
+    if not _ids(backend, text):  # a vocabulary without that letter
         vocabulary = backend.get_vocab(with_added_tokens=False)
-        text = next((t for t in vocabulary if backend.encode(t, add_special_tokens=False).ids), "")
-    bare = list(backend.encode(text, add_special_tokens=False).ids)
-    full = list(backend.encode(text, add_special_tokens=True).ids)
+        text = next((entry for entry in vocabulary if _ids(backend, entry)), "")
+    bare, full = _ids(backend, text), _ids(backend, text, add_special_tokens=True)
     for start in range(len(full) - len(bare) + 1):
         if full[start : start + len(bare)] == bare:
             return full[:start], full[start + len(bare) :]
     raise PackageError(
         f"{TOKENIZER_FILE}: the post-processor changes the tokens of the text", found=full
     )
+
+
+def _ids(backend: tokenizers.Tokenizer, text: str, add_special_tokens: bool = False) -> list[int]:
+    """Ids of a text; none where the vocabulary cannot spell it."""
+    try:
+        return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
+    except Exception:  # the library raises bare Exception
+        return []

@@ -238,11 +238,11 @@ def test_work_does_not_grow_with_the_text(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def smollm2_tokenizer(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     from onnxlm.models import checkpoint
 
     folder = tmp_path_factory.mktemp("tokenizer")
-    for name, data in checkpoint.read(smollm2_gguf).tokenizer_files.items():
+    for name, data in checkpoint.read(smollm2).tokenizer_files.items():
         (folder / name).write_bytes(data)
     return Tokenizer.from_folder(folder)
 
@@ -253,17 +253,19 @@ def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Tok
     [("🤗", 3), ("👨‍👩‍👧", 13), ("日本語", 6), (" Hello,\n  world 🤗日本é", None)],
 )
 def test_real_tokenizer_cut_after_every_token(
-    smollm2: Tokenizer, text: str, tokens: int | None
+    smollm2_tokenizer: Tokenizer, text: str, tokens: int | None
 ) -> None:
-    ids = smollm2.encode(text)
+    ids = smollm2_tokenizer.encode(text)
     assert tokens is None or len(ids) == tokens
-    assert "".join(streamed(smollm2, ids)) == text
+    assert "".join(streamed(smollm2_tokenizer, ids)) == text
     for length in range(len(ids)):
-        assert "".join(streamed(smollm2, ids[:length])) == smollm2.decode(ids[:length])
+        assert "".join(streamed(smollm2_tokenizer, ids[:length])) == smollm2_tokenizer.decode(
+            ids[:length]
+        )
 
 
 @pytest.mark.real_model
 @settings(max_examples=200, deadline=None)
 @given(ids=st.lists(st.integers(0, 49151), max_size=24))
-def test_real_tokenizer_on_random_ids(smollm2: Tokenizer, ids: list[int]) -> None:
-    assert "".join(streamed(smollm2, ids)) == smollm2.decode(ids)
+def test_real_tokenizer_on_random_ids(smollm2_tokenizer: Tokenizer, ids: list[int]) -> None:
+    assert "".join(streamed(smollm2_tokenizer, ids)) == smollm2_tokenizer.decode(ids)

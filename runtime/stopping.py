@@ -1,0 +1,116 @@
+"""When a row of a generation ends, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxlm.errors import InputError, PackageError
+from onnxlm.runtime.tokenizer import Tokenizer
+
+# "eos": the model ended the text; "length": max_new_tokens were made; "context": no position is left.
+StopReason = Literal["eos", "length", "context"]
+
+_CONFIG_FILES = ("config.json", "generation_config.json")
+
+
+def eos_token_ids(sources: Mapping[str, object]) -> frozenset[int]:
+    """The union of what several files call the end of a text: each file forgets some.
+
+    Args:
+        sources: Value of eos_token_id by the name of the file it is from: an id, a list of ids or null.
+
+    Raises:
+        InputError: A value is anything else (a string, a negative number); the file is named.
+    """
+    ids: set[int] = set()
+    for name, value in sources.items():
+        listed = value if isinstance(value, list | tuple) else [] if value is None else [value]
+        for token_id in listed:
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
+                raise InputError(
+                    f"{name}: field 'eos_token_id'",
+                    found=repr(value),
+                    allowed="a token id, a list of token ids, or null",
+                )
+            ids.add(token_id)
+    return frozenset(ids)
+
+
+def read_eos_token_ids(folder: str | Path, tokenizer: Tokenizer | None = None) -> frozenset[int]:
+    """The end-of-text ids of a package: of config.json, generation_config.json and the tokenizer.
+
+    Raises:
+        PackageError: One of the files is no JSON object.
+        InputError: An eos_token_id is neither an id, a list of ids nor null.
+    """
+    sources = {
+        name: _read(Path(folder) / name).get("eos_token_id")
+        for name in _CONFIG_FILES
+        if (Path(folder) / name).is_file()
+    }
+    if tokenizer is not None:
+        sources["tokenizer_config.json"] = tokenizer.eos_token_id
+    return eos_token_ids(sources)
+
+
+class RowStops:
+    """Follows the rows of one generation; each stops on its own.
+
+    Args:
+        eos: Ids that end a row.
+        max_new_tokens: New tokens a row may have; None for as many as fit.
+        room: New tokens that fit behind each row's prompt.
+
+    Attributes:
+        reasons: Why each row stopped; None while it runs. A row that may have no token at all is
+            stopped from the start.
+        counts: int64 [rows], tokens each row has so far, the one that ended it included.
+    """
+
+    def __init__(
+        self, eos: Collection[int], max_new_tokens: int | None, room: Sequence[int]
+    ) -> None:
+        self._eos = frozenset(eos)
+        self._max_new_tokens = max_new_tokens
+        self._room = list(room)
+        self.reasons: list[StopReason | None] = [self._limit(row, 0) for row in range(len(room))]
+        self.counts = np.zeros(len(room), dtype=np.int64)
+
+    @property
+    def running(self) -> NDArray[np.bool_]:
+        """Rows that still take tokens, bool [rows]."""
+        return np.array([reason is None for reason in self.reasons], dtype=np.bool_)
+
+    def update(self, token_ids: Sequence[int] | NDArray[np.int64]) -> None:
+        """Take the next token of every row; what comes for a stopped row is not looked at.
+
+        Args:
+            token_ids: [rows].
+        """
+        for row, token_id in enumerate(token_ids):
+            if self.reasons[row] is not None:
+                continue
+            self.counts[row] += 1
+            count = int(self.counts[row])
+            self.reasons[row] = "eos" if int(token_id) in self._eos else self._limit(row, count)
+
+    def _limit(self, row: int, count: int) -> StopReason | None:
+        if self._max_new_tokens is not None and count >= self._max_new_tokens:
+            return "length"
+        return "context" if count >= self._room[row] else None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise PackageError(f"{file} is not valid JSON", found=error) from error
+    if not isinstance(value, dict):
+        raise PackageError(f"{file}", found=type(value).__name__, allowed="a JSON object")
+    return value

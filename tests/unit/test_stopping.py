@@ -1,0 +1,108 @@
+"""How a row ends: the union of end-of-text ids, limits, and rows on their own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
+
+from onnxlm.errors import InputError, PackageError
+from onnxlm.runtime.stopping import RowStops, eos_token_ids, read_eos_token_ids
+from onnxlm.runtime.tokenizer import Tokenizer
+
+
+def tokenizer(eos: str | None) -> Tokenizer:
+    backend = Backend(models.WordLevel({f"t{i}": i for i in range(12)}))
+    return Tokenizer(backend, {} if eos is None else {"eos_token": eos})
+
+
+def package(folder: Path, config: object, generation: object) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "eos_token", "expected"),
+    [
+        (5, [5, 7], "t9", {5, 7, 9}),
+        (5, None, None, {5}),
+        (None, [7, 8], None, {7, 8}),
+        (None, None, "t9", {9}),
+        (None, None, None, set()),
+        ([5, 6], 7, "t5", {5, 6, 7}),
+        (0, [], "not in the vocabulary", {0}),
+    ],
+)
+def test_union_of_three_files(
+    tmp_path: Path, config: object, generation: object, eos_token: str | None, expected: set[int]
+) -> None:
+    folder = package(tmp_path, {"eos_token_id": config}, {"eos_token_id": generation})
+    assert read_eos_token_ids(folder, tokenizer(eos_token)) == expected
+
+
+def test_absent_files_and_fields_count_for_nothing(tmp_path: Path) -> None:
+    assert read_eos_token_ids(tmp_path, tokenizer(None)) == frozenset()
+    (tmp_path / "config.json").write_text("{}")
+    assert read_eos_token_ids(tmp_path, tokenizer("t3")) == {3}
+    assert read_eos_token_ids(tmp_path) == frozenset()
+
+
+@pytest.mark.parametrize("value", ["2", [2, "3"], True, -1, 2.0, {"id": 2}, [[2]]])
+def test_anything_but_ids_is_refused_with_its_file(tmp_path: Path, value: object) -> None:
+    folder = package(tmp_path, {}, {"eos_token_id": value})
+    with pytest.raises(InputError) as caught:
+        read_eos_token_ids(folder)
+    assert str(caught.value) == (
+        f"generation_config.json: field 'eos_token_id'; found {value!r}; "
+        "allowed: a token id, a list of token ids, or null"
+    )
+    with pytest.raises(InputError, match="somewhere: field 'eos_token_id'"):
+        eos_token_ids({"fine": 1, "somewhere": value})
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '"x"', "\xff"])
+def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(PackageError, match=r"config\.json"):
+        read_eos_token_ids(tmp_path)
+
+
+def run(stops: RowStops, *steps: list[int]) -> list[str | None]:
+    for step in steps:
+        stops.update(np.array(step, dtype=np.int64))
+    return list(stops.reasons)
+
+
+def test_every_row_stops_on_its_own() -> None:
+    stops = RowStops({5, 7, 9}, max_new_tokens=4, room=[10, 10, 10, 2])
+    assert run(stops, [5, 1, 1, 1]) == ["eos", None, None, None]
+    assert stops.running.tolist() == [False, True, True, True]
+    assert run(stops, [1, 1, 1, 1]) == ["eos", None, None, "context"]
+    assert run(stops, [1, 9, 1, 5]) == ["eos", "eos", None, "context"]
+    assert run(stops, [1, 1, 1, 1]) == ["eos", "eos", "length", "context"]
+    assert not stops.running.any()
+    assert stops.counts.tolist() == [1, 3, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("max_new_tokens", "room", "reason"),
+    [(0, 5, "length"), (0, 0, "length"), (None, 0, "context"), (3, 0, "context"), (1, 1, None)],
+)
+def test_before_the_first_token(max_new_tokens: int | None, room: int, reason: str | None) -> None:
+    assert RowStops({1}, max_new_tokens, [room]).reasons == [reason]
+
+
+def test_which_reason_wins_at_the_last_token() -> None:
+    assert run(RowStops({5}, 2, [2]), [1], [5]) == ["eos"]
+    assert run(RowStops({5}, 2, [2]), [1], [1]) == ["length"]
+    assert run(RowStops({5}, None, [2]), [1], [1]) == ["context"]
+
+
+def test_without_eos_only_limits_stop() -> None:
+    assert run(RowStops(set(), 3, [100]), [0], [5]) == [None]
+    assert run(RowStops(set(), 3, [100]), [0], [5], [0]) == ["length"]
