@@ -1,0 +1,78 @@
+"""Execution providers, one file each: `PROVIDER` says what a provider is called, needs, and why it is missing."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnxruntime as ort
+
+from onnxlm.errors import ProviderError
+
+
+@dataclass(frozen=True)
+class Provider:
+    """One execution provider of ONNX Runtime.
+
+    Attributes:
+        ort_name: Its name in ONNX Runtime.
+        wheel: The PyPI package that brings it.
+        install: What to do to get it.
+        device: Device type of its buffers, as OrtValue spells it.
+        precisions: Package precisions it runs well.
+        options: Device number -> provider options.
+        missing: Why it cannot work here although the wheel has it; None when nothing is known against it.
+    """
+
+    ort_name: str
+    wheel: str
+    install: str
+    device: str = "cpu"
+    precisions: tuple[str, ...] = ("fp32", "fp16", "int8", "int4")
+    options: Callable[[int], Mapping[str, Any]] = field(default=lambda device_id: {})
+    missing: Callable[[], str | None] = field(default=lambda: None)
+
+    def unavailable(self) -> str | None:
+        """Why this provider cannot be used in this process; None when it can."""
+        if self.ort_name not in ort.get_available_providers():
+            return f"the installed onnxruntime {ort.__version__} has no {self.ort_name}"
+        return self.missing()
+
+
+def provider_names() -> list[str]:
+    """Names a user may ask for."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__))
+
+
+def find_provider(name: str) -> Provider:
+    """The provider in file `name`, whether or not it is available.
+
+    Raises:
+        ProviderError: There is no such file.
+    """
+    if name not in provider_names():
+        raise ProviderError(
+            "execution provider is not known", found=repr(name), allowed=", ".join(provider_names())
+        )
+    provider = importlib.import_module(f"{__name__}.{name}").PROVIDER
+    if not isinstance(provider, Provider):
+        raise TypeError(f"{name}.PROVIDER is not a Provider")
+    return provider
+
+
+def require_provider(name: str) -> Provider:
+    """The provider in file `name`, which must be available.
+
+    Raises:
+        ProviderError: It is not known, or not available; says why and how to get it.
+    """
+    provider = find_provider(name)
+    reason = provider.unavailable()
+    if reason is not None:
+        raise ProviderError(
+            f"execution provider '{name}' cannot be used: {reason}", fix=provider.install
+        )
+    return provider

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 from numpy.typing import NDArray
 
 MICROSOFT = "com.microsoft"
@@ -42,7 +43,9 @@ def new_node(
     return ir.Node(domain, op_type, inputs, attrs, **made)
 
 
-def replace(graph: ir.Graph, old: Sequence[ir.Node], new: Sequence[ir.Node], last: int = -1) -> None:
+def replace(
+    graph: ir.Graph, old: Sequence[ir.Node], new: Sequence[ir.Node], last: int = -1
+) -> None:
     """Put the nodes `new` where `old[last]` stands; they take over `old[last]`'s outputs one by one.
 
     Values keep their names and shapes; the rest of `old` is removed too.
@@ -98,7 +101,7 @@ def lazy_tensor(
 
 def drop_unused(model: ir.Model, keep: Iterable[str] = ()) -> None:
     """Remove nodes that no output needs, and initializers that no node reads."""
-    ir.passes.common.RemoveUnusedNodesPass()(model)
+    RemoveUnusedNodesPass()(model)
     initializers = model.graph.initializers
     for name in [n for n, v in initializers.items() if not v.uses() and n not in set(keep)]:
         if not initializers[name].is_graph_output():

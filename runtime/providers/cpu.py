@@ -1,0 +1,9 @@
+"""The CPU, in every onnxruntime wheel."""
+
+from onnxlm.runtime.providers import Provider
+
+PROVIDER = Provider(
+    ort_name="CPUExecutionProvider",
+    wheel="onnxruntime",
+    install="pip install onnxruntime",
+)
