@@ -44,8 +44,11 @@ def check_token_ids(ids: Sequence[int] | NDArray[Any], vocab_size: int) -> NDArr
     Raises:
         InputError: An id is no integer, negative, or not below vocab_size; position and value are named.
     """
-    array = np.asarray(ids)
-    if array.size == 0:
+    try:
+        array = np.asarray(ids)
+    except ValueError:  # lists of different lengths
+        array = np.asarray(ids, dtype=object)
+    if array.shape == (0,):
         return np.zeros(0, dtype=np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise InputError(
@@ -251,8 +254,11 @@ def _added_around(backend: tokenizers.Tokenizer) -> tuple[list[int], list[int]]:
     """Ids that the post-processor puts before and behind a text, seen on a text of ordinary tokens."""
     text = "a"
     if not _ids(backend, text):  # a vocabulary without that letter
-        vocabulary = backend.get_vocab(with_added_tokens=False)
-        text = next((entry for entry in vocabulary if _ids(backend, entry)), "")
+        added = _ids(backend, "", add_special_tokens=True)
+        entries = backend.get_vocab(with_added_tokens=False).items()
+        text = next(
+            (t for t, token_id in entries if token_id not in added and _ids(backend, t)), ""
+        )
     bare, full = _ids(backend, text), _ids(backend, text, add_special_tokens=True)
     for start in range(len(full) - len(bare) + 1):
         if full[start : start + len(bare)] == bare:
