@@ -15,7 +15,6 @@ PY := $(BIN)/python
 READY := $(VENV)/.ready
 MODEL := .cache/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 DEMO := .cache/demo/smollm2-int8
-CODE := models export quantize runtime src tests scripts benchmarks
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
@@ -56,12 +55,12 @@ test: $(READY) $(MODEL)
 	$(PY) -m pytest $(PYTEST_ARGS)
 
 lint: $(READY)
-	$(PY) -m ruff format --check $(CODE)
-	$(PY) -m ruff check $(CODE)
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
 
 format: $(READY)
-	$(PY) -m ruff format $(CODE)
-	$(PY) -m ruff check --fix $(CODE)
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
 
 typecheck: $(READY)
 	$(PY) scripts/link_tree.py
