@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -64,21 +65,23 @@ def decode(kind: type[T], value: object, source: str) -> T:
 
 
 def _decode(kind: Any, value: object, source: str, field: str) -> Any:  # noqa: PLR0911 (one line a kind)
-    origin, arguments = get_origin(kind), get_args(kind)
+    if kind in _PLAIN:
+        if kind is float and type(value) is int:
+            return value
+        return _expect(kind, _PLAIN[kind], value, source, field)
     if kind is Any:
         return value
-    if origin in (typing.Union, types.UnionType):
-        return _decode_union(arguments, value, source, field)
     if dataclasses.is_dataclass(kind):
         return _decode_object(kind, value, source, field)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return _decode_union(arguments, value, source, field)
     if origin is tuple:
         return _decode_tuple(arguments, value, source, field)
     if origin is not None and issubclass(origin, Mapping):
         items = _expect(dict, "an object", value, source, field)
         return {k: _decode(arguments[1], v, source, _join(field, k)) for k, v in items.items()}
-    if kind is float and type(value) is int:
-        return value
-    return _expect(kind, _PLAIN[kind], value, source, field)
+    raise TypeError(f"field '{field}' is declared as {kind}, which is not supported")
 
 
 def _decode_union(kinds: tuple[Any, ...], value: object, source: str, field: str) -> Any:
@@ -94,8 +97,8 @@ def _decode_union(kinds: tuple[Any, ...], value: object, source: str, field: str
 
 def _decode_object(kind: Any, value: object, source: str, field: str) -> Any:
     items = _expect(dict, "an object", value, source, field)
-    hints = typing.get_type_hints(kind)
-    names = [f.name for f in dataclasses.fields(kind)]
+    hints = _fields(kind)
+    names = list(hints)
     for name in names:
         if name not in items:
             raise PackageError(
@@ -108,6 +111,12 @@ def _decode_object(kind: Any, value: object, source: str, field: str) -> Any:
                 f"{source}: field '{_join(field, name)}' is unknown", allowed=", ".join(names)
             )
     return kind(**{n: _decode(hints[n], items[n], source, _join(field, n)) for n in names})
+
+
+@functools.cache  # resolving the types takes 20 us, and a manifest holds hundreds of tensors
+def _fields(kind: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
 
 
 def _decode_tuple(kinds: tuple[Any, ...], value: object, source: str, field: str) -> Any:
