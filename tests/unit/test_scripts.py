@@ -43,7 +43,7 @@ def fetcher(tmp_path: Path) -> dict[str, Any]:
 
 def test_a_fetched_model_is_checked(fetcher: dict[str, Any], tmp_path: Path) -> None:
     target = tmp_path / "model" / "model.gguf"
-    with pytest.raises(SystemExit, match="found SHA-256 84d89877.*; allowed: b179c952"):
+    with pytest.raises(SystemExit, match=r"found SHA-256 84d89877.*; allowed: b179c952"):
         fetcher["fetch"](target)
     assert list(target.parent.iterdir()) == []
     fetcher["SHA256"] = hashlib.sha256(b"0123456789").hexdigest()
