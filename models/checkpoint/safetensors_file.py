@@ -137,7 +137,9 @@ def read_file(path: Path) -> dict[str, StoredTensor]:
 
 
 def _reader(get: Callable[[str], Tensor], name: str) -> Callable[[], Tensor]:
-    return lambda: get(name)
+    # A copy: the library's tensor is a view of a map of the file that all later reads would share, so
+    # that changing a loaded model would change what the checkpoint says next.
+    return lambda: get(name).clone()
 
 
 def _check_size(path: Path) -> None:

@@ -159,6 +159,19 @@ def test_counts_that_the_file_cannot_hold(tiny: Path) -> None:
     assert "damaged or cut short" in refusal(tiny)
 
 
+def test_array_length_that_the_file_cannot_hold(tmp_path: Path) -> None:
+    path = write_gguf(
+        tmp_path / "a.gguf",
+        hot_model(TINY),
+        edit=lambda writer: writer.add_array("numbers", [7, 8, 9]),
+    )
+    data = path.read_bytes()
+    at = data.index(b"numbers") + len(b"numbers") + 4 + 4  # behind the types of value and item
+    assert data[at : at + 8] == (3).to_bytes(8, "little")
+    path.write_bytes(data[:at] + (2**60).to_bytes(8, "little") + data[at + 8 :])
+    assert "damaged or cut short" in refusal(path)
+
+
 def test_tensor_type_that_cannot_be_read(tmp_path: Path) -> None:
     def edit(writer: GGUFWriter) -> None:
         writer.add_tensor("output.weight", np.ones((96, 64), np.int32))

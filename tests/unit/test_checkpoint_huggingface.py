@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.gguf_writer import write_gguf
 from support.hot import hot_model, save_folder
 from support.refusals import refusal
 
@@ -63,6 +64,20 @@ def test_reads_what_a_folder_holds(single: Path) -> None:
     names = [name for name, _ in checkpoint.state()]
     assert names[0] == "embed_tokens.weight"
     assert "lm_head.weight" not in names
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "gguf"])
+def test_a_loaded_model_is_independent_of_its_checkpoint(tmp_path: Path, kind: str) -> None:
+    oracle = hot_model(TINY)
+    source = (
+        write_gguf(tmp_path / "a.gguf", oracle) if kind == "gguf" else save_folder(oracle, tmp_path)
+    )
+    checkpoint = read(source)
+    before = {name: value.clone() for name, value in checkpoint.state()}
+    with torch.no_grad():
+        for parameter in load(checkpoint).parameters():
+            parameter.fill_(7.0)
+    assert all(torch.equal(value, before[name]) for name, value in checkpoint.state())
 
 
 def test_missing_shard_names_the_file_and_its_tensors(sharded: Path) -> None:
