@@ -92,7 +92,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self.special_tokens = _special_tokens(config)
+        self.special_tokens = special_tokens(config)
         _mark_special(backend, self.special_tokens)
         self.vocab_size = vocab_size or max(backend.get_vocab().values(), default=-1) + 1
         self.bos_token_id = self._special_id("bos_token")
@@ -219,7 +219,7 @@ def read_tokenizer_config(path: str | Path) -> dict[str, Any]:
     return config
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     """Text of the named special tokens; each is spelled as a string or as an object with "content"."""
     texts = {}
     for key in SPECIAL_TOKEN_KEYS:
