@@ -190,7 +190,10 @@ def test_values_are_plain_copies() -> None:
         {"role": Role.USER, "content": np.float32(0.5), "more": (1, [np.int64(2)]), "gone": None}
     ]
     before = [dict(message) for message in messages]
-    template = "{% for m in messages %}{{ m.role }} {{ m.content }} {{ m.more }} {{ 'gone' in m }} {{ '<&>' }}{% endfor %}"
+    template = (
+        "{% for m in messages %}{{ m.role }} {{ m.content }} {{ m.more }} {{ 'gone' in m }} {{ '<&>' }}"
+        "{% endfor %}"
+    )
     got = ChatTemplate({"default": template}, {}).render(messages)
     assert got == "user 0.5 (1, [2]) False <&>" == reference(template, messages)
     assert messages == before
