@@ -16,6 +16,7 @@ from onnxlm import io_spec
 from onnxlm.errors import InputError
 from onnxlm.io_spec import StateSpec
 from onnxlm.runtime.kv_cache import KVCache
+from onnxlm.runtime.tokenizer import check_token_ids
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -52,13 +53,15 @@ class Batch:
 
     Attributes:
         cache: Key and value buffers.
+        lengths: int64 [B], real tokens of each row.
         tokens: int64 [B, 1], the tokens that the next decode step reads; a greedy step overwrites them.
     """
 
     def __init__(self, sessions: Sessions, rows: int) -> None:
         self._sessions = sessions
         self.rows = rows
-        self.cache = KVCache(sessions.states, rows, sessions.context_length, sessions.device)
+        self.cache = KVCache(sessions.states, rows, sessions.device)
+        self.lengths: Ids = np.zeros(rows, dtype=np.int64)
         self._mask: Ids = np.zeros((rows, 0), dtype=np.int64)
         self._padded = False
         # One row without padding, the usual case, reads views of this and never builds a mask.
@@ -72,33 +75,40 @@ class Batch:
         """Cached columns, P."""
         return self._mask.shape[1]
 
-    def prefill(
-        self, rows: Sequence[Sequence[int]], keep: int = 1, want_logits: bool = True
-    ) -> NDArray[np.float32] | Ids:
-        """Run new tokens of every row behind what is cached, in chunks.
+    def prefill_tokens(self, rows: Sequence[Sequence[int]]) -> Ids:
+        """Run new tokens of every row behind what is cached; the arg-max behind each row, int64 [B].
 
-        Args:
-            rows: Token ids of each row, at least one.
-            keep: Rows of logits to return, counted from each row's last token; more than 1 only when
-                all rows have the same length and fit one chunk.
-            want_logits: Return logits, not the arg-max.
-
-        Returns:
-            float32 [B, keep, V], or int64 [B, 1].
+        Raises:
+            InputError: A row is empty, an id is out of bounds, or the context would be passed.
         """
-        check_ids(rows, self._sessions.vocab_size)
-        lengths = np.array([len(row) for row in rows])
-        longest = int(lengths.max())
-        ids: Ids = np.zeros((len(rows), longest), dtype=np.int64)
-        for i, row in enumerate(rows):
-            ids[i, : len(row)] = row
+        tokens: Ids = self._prefill(rows, io_spec.NEXT_TOKENS)[:, 0]
+        return tokens
+
+    def prefill_logits(self, rows: Sequence[Sequence[int]]) -> Floats:
+        """Like `prefill_tokens`, but the logits behind each row's last token, float32 [B, V]."""
+        logits: Floats = self._prefill(rows, io_spec.LOGITS)[:, 0]
+        return logits
+
+    def prefill_all_logits(self, ids: Sequence[int]) -> Floats:
+        """Run one row's new tokens at once; the logits behind every one of them, float32 [S, V]."""
+        logits: Floats = self._prefill([ids], io_spec.LOGITS, keep=len(ids))[0]
+        return logits
+
+    def _prefill(
+        self, rows: Sequence[Sequence[int]], output: str, keep: int = 1
+    ) -> NDArray[np.generic]:
+        """Run the rows in chunks; `keep` above 1 wants one chunk and equal lengths."""
+        ids, lengths = _padded(rows, self._sessions.vocab_size)
+        self._check_room(lengths)
+        longest = ids.shape[1]
         real = np.arange(longest)[None, :] < lengths[:, None]
-        self.cache.reserve(self.columns + longest, self.columns)
-        result: NDArray[np.float32] | Ids | None = None
+        if self.cache.reserve(self.columns + longest, self.columns):
+            self._bindings.clear()
+        result: NDArray[np.generic] | None = None
         step = longest if keep > 1 else PREFILL_CHUNK
         for start in range(0, longest, step):
             end = min(start + step, longest)
-            part = self._run_prefill(ids[:, start:end], real[:, start:end], keep, want_logits)
+            part = self._run_chunk(ids[:, start:end], real[:, start:end], output, keep)
             if result is None:
                 result = part
             else:
@@ -107,40 +117,65 @@ class Batch:
         assert result is not None
         return result
 
-    def _run_prefill(
-        self, ids: Ids, real: NDArray[np.bool_], keep: int, want_logits: bool
-    ) -> NDArray[np.float32] | Ids:
+    def _run_chunk(
+        self, ids: Ids, real: NDArray[np.bool_], output: str, keep: int
+    ) -> NDArray[np.generic]:
         sessions = self._sessions
         self._append(real)
         binding = sessions.prefill.io_binding()
         binding.bind_cpu_input(io_spec.INPUT_IDS, np.ascontiguousarray(ids))
         binding.bind_cpu_input(io_spec.ATTENTION_MASK, np.ascontiguousarray(self._mask))
-        binding.bind_cpu_input(io_spec.LOGITS_TO_KEEP, np.array(keep, dtype=np.int64))
-        name = io_spec.LOGITS if want_logits else io_spec.NEXT_TOKENS
-        binding.bind_output(name, "cpu")
+        if keep != 1:  # the graph's default
+            kept = ort.OrtValue.ortvalue_from_numpy(np.array(keep, dtype=np.int64))
+            binding.bind_ortvalue_input(io_spec.LOGITS_TO_KEEP, kept)
+        binding.bind_output(output, "cpu")
         self._bind_states(binding)
         sessions.prefill.run_with_iobinding(binding)
         first, *present = binding.get_outputs()
         if not self.cache.in_place:
             self.cache.take_present(present)
-        array: NDArray[np.float32] | Ids = first.numpy()
+        array: NDArray[np.generic] = first.numpy()
         return array
 
-    def decode(self, want_logits: bool) -> NDArray[np.float32] | Ids:
-        """One step: run `tokens`, one a row.
+    def decode_tokens(self, live: NDArray[np.bool_] | None = None) -> Ids:
+        """One greedy step: run `tokens`, one a row, and put the arg-max there.
 
         Args:
-            want_logits: Return logits and leave `tokens` alone; otherwise put the arg-max into `tokens`.
+            live: bool [B], rows that still grow; what comes of the others means nothing. All when None.
 
         Returns:
-            float32 [B, V], a view that the next step overwrites, or int64 [B, 1].
+            int64 [B], the new tokens.
 
         Raises:
             InputError: The context is full.
         """
+        self._step(False, live)
+        tokens: Ids = self.tokens.numpy()
+        return tokens[:, 0].copy()
+
+    def decode_logits(self, live: NDArray[np.bool_] | None = None) -> Floats:
+        """One step whose next token is chosen elsewhere: run `tokens` and leave them alone.
+
+        Args:
+            live: As in `decode_tokens`.
+
+        Returns:
+            float32 [B, V], a view that the next step overwrites.
+
+        Raises:
+            InputError: The context is full.
+        """
+        self._step(True, live)
+        assert self._logits is not None
+        logits: Floats = self._logits.numpy()
+        return logits[:, 0]
+
+    def _step(self, want_logits: bool, live: NDArray[np.bool_] | None) -> None:
+        grows = np.ones(self.rows, dtype=np.bool_) if live is None else live
+        self._check_room(grows)
         if self.cache.reserve(self.columns + 1, self.columns):
             self._bindings.clear()
-        self._append(np.ones((self.rows, 1), dtype=np.bool_))
+        self._append(grows[:, None])
         binding = self._bindings.get(want_logits)
         if binding is None:
             binding = self._bind_decode(want_logits)
@@ -149,12 +184,6 @@ class Batch:
         if not self.cache.in_place:
             self.cache.take_present(binding.get_outputs()[1:])
             self._bindings.clear()
-        if want_logits:
-            assert self._logits is not None
-            logits: Floats = self._logits.numpy()[:, 0]
-            return logits
-        tokens: Ids = self.tokens.numpy()
-        return tokens
 
     def set_tokens(self, tokens: Ids) -> None:
         """Choose the tokens that the next step reads, int64 [B]."""
@@ -170,12 +199,24 @@ class Batch:
                 "rewind past what is cached", found=columns, allowed=f"0 to {self.columns}"
             )
         self._mask = self._mask[:, :columns]
+        self.lengths = self._mask.sum(axis=1)
         if not self.cache.in_place:
             self.cache.keep_first(columns)
             self._bindings.clear()
 
+    def _check_room(self, new_tokens: NDArray[np.generic]) -> None:
+        longest = int((self.lengths + new_tokens).max())
+        if longest > self._sessions.context_length:
+            raise InputError(
+                "the context is full",
+                found=f"{longest} positions",
+                allowed=f"up to {self._sessions.context_length}",
+                fix="shorten the prompt or ask for fewer new tokens",
+            )
+
     def _append(self, real: NDArray[np.bool_]) -> None:
         self._padded = self._padded or not bool(real.all())
+        self.lengths = self.lengths + real.sum(axis=1)
         columns = self.columns + real.shape[1]
         if self._ones.shape[1] < columns:
             self._ones = np.ones((self.rows, 2 * columns), dtype=np.int64)
@@ -215,31 +256,16 @@ class Batch:
                 binding.bind_output(state.present, *self._sessions.device)
 
 
-def check_ids(rows: Sequence[Sequence[int]], vocab_size: int) -> None:
-    """Refuse empty rows and ids that the embedding table does not have.
-
-    ONNX Runtime itself takes -1 as the last row of a table without complaint.
-
-    Raises:
-        InputError: Names the row, position and id.
-    """
-    if not rows:
-        raise InputError("no prompt was given")
-    for r, row in enumerate(rows):
-        if not len(row):
-            raise InputError(
-                f"prompt {r} is empty", fix="give at least one token (the model adds none itself)"
-            )
-        ids = np.asarray(row)
-        if ids.dtype.kind not in "iu":
-            raise InputError(f"prompt {r}: token ids", found=ids.dtype, allowed="integers")
-        bad = np.flatnonzero((ids < 0) | (ids >= vocab_size))
-        if bad.size:
-            raise InputError(
-                f"prompt {r}: token id at position {bad[0]}",
-                found=int(ids[bad[0]]),
-                allowed=f"0 to {vocab_size - 1}",
-            )
+def _padded(rows: Sequence[Sequence[int]], vocab_size: int) -> tuple[Ids, Ids]:
+    """Ids [B, longest], padded on the right, and the lengths [B]."""
+    checked = [check_token_ids(row, vocab_size) for row in rows]
+    lengths = np.array([row.size for row in checked], dtype=np.int64)
+    if not lengths.size or not lengths.all():
+        raise InputError("a prompt is empty", fix="give at least one token")
+    ids: Ids = np.zeros((len(checked), int(lengths.max())), dtype=np.int64)
+    for i, row in enumerate(checked):
+        ids[i, : row.size] = row
+    return ids, lengths
 
 
 def _on_device(array: NDArray[np.generic], device: tuple[str, int]) -> ort.OrtValue:

@@ -12,7 +12,6 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from onnxlm import io_spec
-from onnxlm.errors import InputError
 from onnxlm.io_spec import StateSpec
 
 _STEP = 256
@@ -24,7 +23,6 @@ class KVCache:
     Args:
         states: The package's states.
         batch_size: Rows, B.
-        limit: Most columns, the model's context length.
         device: Device type and number of the buffers.
     """
 
@@ -32,12 +30,10 @@ class KVCache:
         self,
         states: Sequence[StateSpec],
         batch_size: int,
-        limit: int,
         device: tuple[str, int] = ("cpu", 0),
     ) -> None:
         self._states = tuple(states)
         self._batch = batch_size
-        self._limit = limit
         self._device = device
         self.in_place = all(state.update == "in_place" for state in states)
         self.capacity = 0
@@ -57,22 +53,12 @@ class KVCache:
 
         Returns:
             Whether the buffers are new ones, so that bindings must be renewed.
-
-        Raises:
-            InputError: The context limit would be passed.
         """
-        if columns > self._limit:
-            raise InputError(
-                "the context is full",
-                found=f"{columns} positions",
-                allowed=f"up to {self._limit}",
-                fix="shorten the prompt or ask for fewer new tokens",
-            )
         if not self.in_place or columns <= self.capacity:
             return False
         wanted = max(-(-columns // _STEP) * _STEP, -(-self.capacity * 3 // 2 // _STEP) * _STEP)
         old = self.buffers
-        self._allocate(min(wanted, max(self._limit, columns)))
+        self._allocate(wanted)
         if used:
             self._copy(old, used)
         return True

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 def pass_names() -> list[str]:
     """Every pass of this folder."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__))
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
 
 
 def find_pass(name: str) -> Callable[[ir.Model], int]:

@@ -1,13 +1,21 @@
-"""act(x @ gate) * (x @ up) -> one product with both weights' rows, then Split."""
+"""silu(gate(x)) * up(x) -> one product with both layers' rows, then Split."""
 
 from __future__ import annotations
 
 import numpy as np
 import onnx_ir as ir
 
-from onnxlm.export.passes._merge import merge_rows, same_input
-from onnxlm.graphs.edit import MICROSOFT, add_constant, drop_unused, is_op, move, new_node
-from onnxlm.graphs.linear import Linear, as_linear, made_by_linear
+from onnxlm.export.passes._merge import Projection, can_merge, layer_stem, merge, projection
+from onnxlm.graphs.edit import (
+    MICROSOFT,
+    add_constant,
+    drop_unused,
+    is_op,
+    move,
+    new_node,
+    producer,
+    use_domain,
+)
 
 
 def apply(model: ir.Model) -> int:
@@ -17,40 +25,33 @@ def apply(model: ir.Model) -> int:
         pair = _gate_and_up(node)
         if pair is None:
             continue
-        gate, up = pair
-        stem = gate.name.removesuffix("gate_proj.weight")
-        weight = merge_rows(model.graph, [gate, up], f"{stem}gate_up_proj.weight")
-        product = new_node(
-            "FusedMatMul", [gate.x, weight], domain=MICROSOFT, attributes={"transB": 1}
-        )
+        activation, parts = pair
+        rows = [part.linear.shape[0] for part in parts]
+        # In front of the activation: up's only reader, the Mul, comes later still.
+        merged = merge(model.graph, parts, f"{layer_stem(parts)}gate_up_proj", activation)
         sizes = add_constant(
-            model.graph,
-            f"split_{gate.shape[0]}_{up.shape[0]}",
-            np.array([gate.shape[0], up.shape[0]], dtype=np.int64),
+            model.graph, f"split_{rows[0]}_{rows[1]}", np.array(rows, dtype=np.int64)
         )
-        split = new_node("Split", [product.outputs[0], sizes], 2, attributes={"axis": -1})
-        first = gate.node
-        model.graph.insert_before(first, [product, split])
-        product.outputs[0].name = f"{stem}gate_up_proj.output"
-        for old, new in zip((gate.y, up.y), split.outputs, strict=True):
-            move(model.graph, old, new)
+        split = new_node("Split", [merged, sizes], 2, attributes={"axis": -1})
+        model.graph.insert_before(activation, split)
+        for part, output in zip(parts, split.outputs, strict=True):
+            move(model.graph, part.y, output)
         count += 1
-    drop_unused(model)
+    if count:
+        use_domain(model, MICROSOFT)
+        drop_unused(model)
     return count
 
 
-def _gate_and_up(node: ir.Node) -> tuple[Linear, Linear] | None:
-    """(gate, up) when `node` multiplies an activation of one linear with another of the same input."""
+def _gate_and_up(node: ir.Node) -> tuple[ir.Node, list[Projection]] | None:
+    """(activation, [gate, up]) when `node` multiplies an activation of one layer with another of the same input."""
     if not is_op(node, "Mul"):
         return None
     for act, plain in (node.inputs, reversed(node.inputs)):
-        up = made_by_linear(plain)
-        activation = None if act is None else act.producer()
-        if up is None or activation is None or not is_op(activation, "QuickGelu", MICROSOFT):
+        activation = producer(act, "QuickGelu", MICROSOFT)
+        if activation is None:
             continue
-        gate_value = activation.inputs[0]
-        gate = None if gate_value is None else as_linear(gate_value.producer())
-        pair = same_input([gate, up])
-        if pair is not None:
-            return pair[0], pair[1]
+        parts = can_merge([projection(activation.inputs[0]), projection(plain)])
+        if parts is not None:
+            return activation, parts
     return None

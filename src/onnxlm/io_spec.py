@@ -63,11 +63,20 @@ class StateSpec:
     update: str
 
 
+PAST_PREFIX = "past_key_values."
+_PRESENT_PREFIX = "present."
+
+
 def past_name(layer: int, part: str) -> str:
     """Graph input that holds `part` ("key" or "value") of a layer's cache."""
-    return f"past_key_values.{layer}.{part}"
+    return f"{PAST_PREFIX}{layer}.{part}"
 
 
 def present_name(layer: int, part: str) -> str:
     """Graph output that returns `part` ("key" or "value") of a layer's cache."""
-    return f"present.{layer}.{part}"
+    return f"{_PRESENT_PREFIX}{layer}.{part}"
+
+
+def present_of(past: str) -> str:
+    """The graph output that returns the state taken by graph input `past`."""
+    return _PRESENT_PREFIX + past.removeprefix(PAST_PREFIX)

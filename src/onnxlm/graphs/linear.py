@@ -57,19 +57,22 @@ def as_linear(node: ir.Node | None) -> Linear | None:
     if is_op(node, "MatMul"):
         assert node is not None
         weight = node.inputs[1]
-        if weight is None:
-            return None
-        if weight.is_initializer() and _is_matrix(weight):
+        if _is_stored_matrix(weight):
+            assert weight is not None
             return Linear(node, weight, True, (node,))
         turn = producer(weight, "Transpose")
         stored = None if turn is None else turn.inputs[0]
-        if turn is not None and stored is not None and stored.is_initializer():
-            return Linear(node, stored, False, (turn, node))
+        if turn is not None and _is_stored_matrix(stored):
+            assert stored is not None
+            # Of a matrix there is one other permutation than the one that changes nothing.
+            if "perm" not in turn.attributes or list(turn.attributes["perm"].as_ints()) == [1, 0]:
+                return Linear(node, stored, False, (turn, node))
         return None
     if is_op(node, "FusedMatMul", MICROSOFT):
         assert node is not None
         weight = node.inputs[1]
-        if weight is not None and weight.is_initializer() and _is_matrix(weight):
+        if _is_stored_matrix(weight) and _is_plain_product(node):
+            assert weight is not None
             flag = node.attributes.get("transB")
             return Linear(node, weight, not (flag is not None and flag.as_int()), (node,))
     return None
@@ -90,5 +93,17 @@ def made_by_linear(value: ir.Value | None) -> Linear | None:
     return as_linear(value.producer())
 
 
-def _is_matrix(value: ir.Value) -> bool:
+def _is_stored_matrix(value: ir.Value | None) -> bool:
+    """Whether `value` is a 2-D initializer that no caller can override."""
+    if value is None or not value.is_initializer() or value.is_graph_input():
+        return False
     return value.shape is not None and len(value.shape) == 2
+
+
+def _is_plain_product(fused: ir.Node) -> bool:
+    """Whether a FusedMatMul does nothing but (perhaps) transpose its second input."""
+    attributes = fused.attributes
+    turned = ("transA", "transBatchA", "transBatchB")
+    if any(name in attributes and attributes[name].as_int() for name in turned):
+        return False
+    return "alpha" not in attributes or attributes["alpha"].as_float() == 1.0

@@ -1,0 +1,72 @@
+"""The token loop: prompts in, one id a row out at each step. Knows nothing of text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxlm.runtime.engine import Batch
+from onnxlm.runtime.sampling import row_seeds, sample
+from onnxlm.runtime.sampling_params import SamplingParams
+from onnxlm.runtime.stopping import RowStops
+
+
+@dataclass
+class Timings:
+    """Seconds a generation took, filled in while it runs.
+
+    Attributes:
+        ttft_s: From the call to the first token, the prompt's run included.
+        steps_s: Of each decode step after that.
+    """
+
+    ttft_s: float = 0.0
+    steps_s: list[float] = field(default_factory=list)
+
+
+def token_steps(
+    batch: Batch,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    stops: RowStops,
+    timings: Timings,
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+    """Run the prompts behind what `batch` holds, then choose tokens until every row has stopped.
+
+    Args:
+        batch: The rows' cache. Every chosen token but the last of each row is in it afterwards.
+        prompts: New tokens of each row, at least one.
+        params: How tokens are chosen.
+        stops: Told of every token; decides which rows go on.
+        timings: Filled in.
+
+    Yields:
+        The chosen ids, int64 [rows], and which rows they belong to, bool [rows].
+    """
+    began = time.perf_counter()
+    live = stops.running
+    if not live.any():
+        return
+    seeds = row_seeds(params.seed, batch.rows)
+    if params.greedy:
+        tokens = batch.prefill_tokens(prompts)
+    else:
+        tokens = sample(batch.prefill_logits(prompts), params, seeds, 0)
+    timings.ttft_s = time.perf_counter() - began
+    while True:
+        stops.update(tokens)
+        yield tokens, live
+        live = stops.running
+        if not live.any():
+            return
+        began = time.perf_counter()
+        batch.set_tokens(tokens)
+        if params.greedy:
+            tokens = batch.decode_tokens(live)
+        else:
+            tokens = sample(batch.decode_logits(live), params, seeds, stops.counts)
+        timings.steps_s.append(time.perf_counter() - began)

@@ -1,0 +1,228 @@
+"""A package ready to generate: text or ids in, text and ids out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from onnxlm import io_spec
+from onnxlm.errors import InputError
+from onnxlm.package import Package, open_package
+from onnxlm.runtime.engine import PREFILL_CHUNK, Batch, Floats, Sessions
+from onnxlm.runtime.generate import Timings, token_steps
+from onnxlm.runtime.providers import find_provider
+from onnxlm.runtime.sampling_params import SamplingParams
+from onnxlm.runtime.session import SessionConfig, open_session
+from onnxlm.runtime.stopping import RowStops, StopReason, read_eos_token_ids
+from onnxlm.runtime.streaming import TextStream
+from onnxlm.runtime.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What came of one prompt.
+
+    Attributes:
+        text: The new text, special tokens left out.
+        token_ids: The new ids, an end-of-text token included.
+        finish_reason: Why it ended.
+        prompt_tokens: Tokens that ran before the first new one.
+        ttft_s: Seconds to the first token.
+        decode_tokens_per_s: New tokens after the first, all rows together, by the seconds they took.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: StopReason
+    prompt_tokens: int
+    ttft_s: float
+    decode_tokens_per_s: float
+
+
+class TextIterator(Iterator[str]):
+    """Text as it comes; `result` tells the rest once it has ended."""
+
+    def __init__(self, chunks: Iterator[str], result: Callable[[], Generation]) -> None:
+        self._chunks = chunks
+        self._result = result
+
+    def __next__(self) -> str:
+        return next(self._chunks)
+
+    @property
+    def result(self) -> Generation:
+        """The whole generation so far; complete after the last piece of text."""
+        return self._result()
+
+
+class LanguageModel:
+    """Sessions, tokenizer and settings of one package.
+
+    Args:
+        package: An opened package.
+        sessions: Its sessions.
+        tokenizer: Its tokenizer.
+    """
+
+    def __init__(self, package: Package, sessions: Sessions, tokenizer: Tokenizer) -> None:
+        self.package = package
+        self.sessions = sessions
+        self.tokenizer = tokenizer
+        self.eos_token_ids = read_eos_token_ids(package.path, tokenizer)
+        has_defaults = package.has("generation_config.json")
+        raw = package.read_json("generation_config.json") if has_defaults else {}
+        self.defaults = SamplingParams.from_generation_config(raw)
+
+    @overload
+    def generate(self, prompts: str, **fields: Any) -> Generation: ...
+    @overload
+    def generate(self, prompts: Sequence[Prompt], **fields: Any) -> list[Generation]: ...
+    def generate(
+        self, prompts: str | Sequence[Prompt], **fields: Any
+    ) -> Generation | list[Generation]:
+        """Continue one prompt or a batch of prompts of any lengths.
+
+        Args:
+            prompts: A text, or a list of texts or of lists of token ids.
+            **fields: Settings by the names of generation_config.json, see `SamplingParams`; what is not
+                given is as the package recommends.
+
+        Raises:
+            InputError: A prompt is empty, too long, or has ids out of bounds; a field makes no sense.
+        """
+        batch = [prompts] if isinstance(prompts, str) else list(prompts)
+        rows = [self.encode(prompt) for prompt in batch]
+        run = _Run(self, Batch(self.sessions, len(rows)), rows, fields)
+        for _ in run.steps():
+            pass
+        results = [run.result(row) for row in range(len(rows))]
+        return results[0] if isinstance(prompts, str) else results
+
+    def stream(self, prompt: Prompt, **fields: Any) -> TextIterator:
+        """Continue one prompt, piece by piece as the text becomes certain; fields as in `generate`."""
+        return self.stream_after(Batch(self.sessions, 1), self.encode(prompt), fields)
+
+    def stream_after(
+        self, batch: Batch, ids: Sequence[int], fields: Mapping[str, Any]
+    ) -> TextIterator:
+        """Continue what `batch` (of one row) holds with new tokens `ids`."""
+        run = _Run(self, batch, [list(ids)], fields)
+        return TextIterator(run.text(0), lambda: run.result(0))
+
+    def logits(self, token_ids: Sequence[int]) -> Floats:
+        """Logits behind every position of one row, float32 [sequence_length, vocab_size]."""
+        batch = Batch(self.sessions, 1)
+        chunks = range(0, len(token_ids), PREFILL_CHUNK)
+        if not chunks:
+            raise InputError("the sequence is empty", fix="give at least one token id")
+        parts = [batch.prefill_all_logits(token_ids[i : i + PREFILL_CHUNK]) for i in chunks]
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt.
+
+        Raises:
+            InputError: It has no token and the tokenizer adds none.
+        """
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not ids:
+            raise InputError("the prompt is empty", fix="give at least one token")
+        room = self.sessions.context_length
+        if len(ids) > room:
+            raise InputError(
+                "the prompt is longer than the context",
+                found=f"{len(ids)} tokens",
+                allowed=f"up to {room}",
+                fix="shorten it",
+            )
+        return ids
+
+
+class _Run:
+    """One generation of a batch, from prompts to results."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        batch: Batch,
+        rows: list[list[int]],
+        fields: Mapping[str, Any],
+    ) -> None:
+        params = model.defaults.with_overrides(fields)
+        context = model.sessions.context_length
+        room = [
+            context - int(held) - len(row) for held, row in zip(batch.lengths, rows, strict=True)
+        ]
+        self._stops = RowStops(model.eos_token_ids, params.max_new_tokens, room)
+        self._timings = Timings()
+        self._ids: list[list[int]] = [[] for _ in rows]
+        self._prompts = rows
+        self._tokenizer = model.tokenizer
+        self._steps = token_steps(batch, rows, params, self._stops, self._timings)
+
+    def steps(self) -> Iterator[None]:
+        """Advance token by token."""
+        for tokens, live in self._steps:
+            for row in np.flatnonzero(live):
+                self._ids[row].append(int(tokens[row]))
+            yield
+
+    def text(self, row: int) -> Iterator[str]:
+        """Advance, giving one row's text as it becomes certain."""
+        stream = TextStream(self._tokenizer)
+        for _ in self.steps():
+            piece = stream.push(self._ids[row][-1])
+            if piece:
+                yield piece
+        rest = stream.finish()
+        if rest:
+            yield rest
+
+    def result(self, row: int) -> Generation:
+        """What a row has come to."""
+        ids, spent = self._ids[row], sum(self._timings.steps_s)
+        made = sum(len(other) for other in self._ids) - len(self._ids)
+        return Generation(
+            text=self._tokenizer.decode(ids),
+            token_ids=ids,
+            finish_reason=self._stops.reasons[row] or "length",
+            prompt_tokens=len(self._prompts[row]),
+            ttft_s=self._timings.ttft_s,
+            decode_tokens_per_s=made / spent if spent else 0.0,
+        )
+
+
+def load(
+    path: str | Path, provider: str = "cpu", *, verify: str = "auto", **session: Any
+) -> LanguageModel:
+    """Open a package for generation.
+
+    Args:
+        path: Folder of the package.
+        provider: Execution provider, a file name in `runtime/providers/`.
+        verify: When files are hashed, see `open_package`.
+        **session: More fields of `SessionConfig`: device_id, threads, allow_fallback, options.
+
+    Raises:
+        PackageError: The package is damaged.
+        ProviderError: The provider is not known or not available.
+    """
+    config = SessionConfig(provider=provider, **session)
+    device = find_provider(provider).device
+    package = open_package(path, verify)
+    manifest = package.manifest
+    sessions = Sessions(
+        prefill=open_session(package.graph_path(io_spec.PREFILL), config),
+        decode=open_session(package.graph_path(io_spec.DECODE), config),
+        states=manifest.states,
+        vocab_size=manifest.vocab_size,
+        context_length=manifest.context_length,
+        device=(device, config.device_id),
+    )
+    return LanguageModel(package, sessions, Tokenizer.from_folder(path, manifest.vocab_size))
