@@ -149,7 +149,9 @@ class ConfigReader:
                 found=f"missing {missing}, unknown {unknown}",
                 allowed=", ".join(sorted(spec.required | spec.optional)) or "none",
             )
-        return RopeConfig(str(rope_type), float(theta), {k: v for k, v in raw.items() if v is not None})
+        return RopeConfig(
+            str(rope_type), float(theta), {k: v for k, v in raw.items() if v is not None}
+        )
 
     def finish(self) -> None:
         """Refuse keys that nothing has read: what changes numbers is never ignored.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -73,7 +74,7 @@ class Batch:
     @property
     def columns(self) -> int:
         """Cached columns, P."""
-        return self._mask.shape[1]
+        return int(self._mask.shape[1])
 
     def prefill_tokens(self, rows: Sequence[Sequence[int]]) -> Ids:
         """Run new tokens of every row behind what is cached; the arg-max behind each row, int64 [B].
@@ -94,9 +95,7 @@ class Batch:
         logits: Floats = self._prefill([ids], io_spec.LOGITS, keep=len(ids))[0]
         return logits
 
-    def _prefill(
-        self, rows: Sequence[Sequence[int]], output: str, keep: int = 1
-    ) -> NDArray[np.generic]:
+    def _prefill(self, rows: Sequence[Sequence[int]], output: str, keep: int = 1) -> NDArray[Any]:
         """Run the rows in chunks; `keep` above 1 wants one chunk and equal lengths."""
         ids, lengths = _padded(rows, self._sessions.vocab_size)
         self._check_room(lengths)
@@ -104,7 +103,7 @@ class Batch:
         real = np.arange(longest)[None, :] < lengths[:, None]
         if self.cache.reserve(self.columns + longest, self.columns):
             self._bindings.clear()
-        result: NDArray[np.generic] | None = None
+        result: NDArray[Any] | None = None
         step = longest if keep > 1 else PREFILL_CHUNK
         for start in range(0, longest, step):
             end = min(start + step, longest)
@@ -204,7 +203,7 @@ class Batch:
             self.cache.keep_first(columns)
             self._bindings.clear()
 
-    def _check_room(self, new_tokens: NDArray[np.generic]) -> None:
+    def _check_room(self, new_tokens: NDArray[Any]) -> None:
         longest = int((self.lengths + new_tokens).max())
         if longest > self._sessions.context_length:
             raise InputError(

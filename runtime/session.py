@@ -46,7 +46,8 @@ def session_options(config: SessionConfig) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.log_severity_level = _ERRORS_ONLY
     options.intra_op_num_threads = config.threads or usable_cores()
-    # Signed 8-bit weights: without VNNI, x86 would saturate sums of products unless told to take its exact path.
+    # Signed 8-bit weights: without VNNI, x86 would saturate sums of products unless told to take its
+    # exact path.
     options.add_session_config_entry("session.x64quantprecision", "1")
     for key, value in config.options.items():
         options.add_session_config_entry(key, value)

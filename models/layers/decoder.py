@@ -99,11 +99,12 @@ class DecoderLM(nn.Module):
         x = self.embed_tokens(input_ids)
         present: list[Cache] = []
         for layer, cache in zip(self.layers, past, strict=True):
-            x, cache = layer(x, cache, context)
-            present.append(cache)
+            x, grown = layer(x, cache, context)
+            present.append(grown)
         return self.lm_head(self.norm(x)), present
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int]) -> Tensor:
         """float32 [sequence_length, vocab_size] of one row run at once."""
-        return self(torch.tensor([list(token_ids)]))[0][0].float()
+        logits: Tensor = self(torch.tensor([list(token_ids)]))[0]
+        return logits[0].float()

@@ -1,4 +1,4 @@
-"""Execution providers, one file each: `PROVIDER` says what a provider is called, needs, and why it is missing."""
+"""Execution providers, one file each: `PROVIDER` says what it is called, needs, and why it is missing."""
 
 from __future__ import annotations
 

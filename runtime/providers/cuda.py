@@ -22,7 +22,10 @@ def _missing() -> str | None:
 PROVIDER = Provider(
     ort_name="CUDAExecutionProvider",
     wheel="onnxruntime-gpu",
-    install="pip uninstall -y onnxruntime && pip install onnxruntime-gpu (one import name, two wheels), with an NVIDIA driver",
+    install=(
+        "pip uninstall -y onnxruntime && pip install onnxruntime-gpu (one import name, two wheels), "
+        "with an NVIDIA driver"
+    ),
     device="cuda",
     options=lambda device_id: {"device_id": str(device_id)},
     missing=_missing,
