@@ -33,7 +33,7 @@ class Lowering:
 
 def lowering_names() -> list[str]:
     """Available lowerings."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__))
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
 
 
 def find_lowering(name: str) -> Lowering:

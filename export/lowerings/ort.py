@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 import onnxlm.models.layers.cached_attention  # noqa: F401  registers the op
+from onnxlm.errors import ExportError
 from onnxlm.export.lowerings import Lowering
+from onnxlm.export.lowerings._rotary import rotate
 
 
 def _cached_attention(
@@ -32,13 +34,26 @@ def _cached_attention(
     `query_seqlens` (input 16) makes any chunk behind any pasts one case; without it the operator takes
     total == S for a first prompt and forgets the past.
     """
+    width = past_key.shape[3]
+    if width % 8:
+        raise ExportError(
+            "head_dim does not fit GroupQueryAttention",
+            found=width,
+            allowed="multiples of 8",
+            fix="use --lowering portable",
+        )
+    if cos is not None and sin is not None and (width % 16 or cos.shape[1] % 8):
+        # Widths that the operator attends over but does not rotate.
+        query = rotate(query, position_ids, cos, sin, num_heads, interleaved)
+        key = rotate(key, position_ids, cos, sin, num_kv_heads, interleaved)
+        cos = sin = None
     new_tokens = query.shape[1]
     lengths = attention_mask.sum(1)
     seqlens_k = (lengths - 1).to(torch.int32)
     total = torch.scalar_tensor(attention_mask.shape[1], dtype=torch.int32)
     query_lengths = attention_mask[:, -new_tokens:].sum(1).to(torch.int32)
     inputs = [query, key, value, past_key, past_value, seqlens_k, total, cos, sin]
-    batch, heads, columns, width = past_key.shape
+    batch, heads, columns = past_key.shape[:3]
     present = (batch, heads, columns + new_tokens, width)
     outputs = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",

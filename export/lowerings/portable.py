@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from onnxlm.export.lowerings import Lowering
+from onnxlm.export.lowerings._rotary import rotate
 from onnxlm.models.layers.cached_attention import visible_columns
 
 
@@ -32,8 +33,8 @@ def _cached_attention(
     and here the mask is causal already.
     """
     if cos is not None and sin is not None:
-        query = _rotate(query, position_ids, cos, sin, num_heads, interleaved)
-        key = _rotate(key, position_ids, cos, sin, num_kv_heads, interleaved)
+        query = rotate(query, position_ids, cos, sin, num_heads, interleaved)
+        key = rotate(key, position_ids, cos, sin, num_kv_heads, interleaved)
     batch, new_tokens = query.shape[:2]
 
     def heads_first(x: Tensor, heads: int) -> Tensor:
@@ -51,27 +52,6 @@ def _cached_attention(
         version=23,
     )
     return mixed.transpose(1, 2).reshape(query.shape), present_key, present_value
-
-
-def _rotate(
-    x: Tensor, position_ids: Tensor, cos: Tensor, sin: Tensor, heads: int, interleaved: bool
-) -> Tensor:
-    """Rotary embedding of [B, S, heads * D]; a table narrower than D / 2 turns the first widths only."""
-    rotary_dim = 2 * cos.shape[1]
-    whole = rotary_dim == x.shape[2] // heads
-    turned: Tensor = torch.onnx.ops.symbolic(
-        "RotaryEmbedding",
-        [x, cos, sin, position_ids],
-        {
-            "num_heads": heads,
-            "interleaved": int(interleaved),
-            "rotary_embedding_dim": 0 if whole else rotary_dim,
-        },
-        dtype=x.dtype,
-        shape=x.shape,
-        version=23,
-    )
-    return turned
 
 
 LOWERING = Lowering(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from onnxlm.graphs.edit import MICROSOFT, add_tensor, lazy_tensor, new_node, only_user, producer
 from onnxlm.graphs.linear import Linear, made_by_linear
@@ -49,17 +51,16 @@ def projection(value: ir.Value | None) -> Projection | None:
 
 
 def can_merge(parts: Sequence[Projection | None]) -> list[Projection] | None:
-    """The parts, when all are linear layers in torch layout over one value and nothing else reads their weights.
+    """The parts, when all are layers in torch layout over one value and each alone reads its weight.
 
     A weight with a second reader stays where it is, so that it is stored once.
     """
     present = [part for part in parts if part is not None]
     if len(present) != len(parts) or len({part.linear.x for part in present}) != 1:
         return None
-    for part in present:
-        linear = part.linear
-        if linear.transposed or only_user(linear.weight) is not linear.path[0]:
-            return None
+    if any(part.linear.transposed or not part.linear.owns_weight for part in present):
+        return None
+    # One product that is read twice is no pair of layers.
     return present if len({part.linear.weight for part in present}) == len(present) else None
 
 
@@ -90,7 +91,7 @@ def merge(graph: ir.Graph, parts: Sequence[Projection], name: str, before: ir.No
 
 
 def layer_stem(parts: Sequence[Projection]) -> str:
-    """What the merged parameters are called up to the layer's own name: `layers.0.mlp.` of `layers.0.mlp.up_proj.weight`."""
+    """The parameter name up to the layer's own: `layers.0.mlp.` of `layers.0.mlp.up_proj.weight`."""
     block = parts[0].linear.name.split(".")[:-2]
     return "".join(f"{part}." for part in block)
 
@@ -125,8 +126,8 @@ def _merged_bias(graph: ir.Graph, parts: Sequence[Projection], name: str) -> ir.
     ]
     tensors = [(_tensor(bias), row) for bias, row in given]
 
-    def make() -> np.ndarray:
-        merged = np.zeros(sum(sizes), dtype=tensors[0][0].dtype.numpy())
+    def make() -> NDArray[Any]:
+        merged: NDArray[Any] = np.zeros(sum(sizes), dtype=tensors[0][0].dtype.numpy())
         for tensor, (start, end) in tensors:
             merged[start:end] = tensor.numpy()
         return merged

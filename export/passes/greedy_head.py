@@ -10,8 +10,10 @@ from onnxlm.graphs.edit import add_constant, new_node
 
 
 def apply(model: ir.Model) -> int:
-    """Returns 1."""
+    """Returns 1, or 0 when the graph has the output already."""
     graph = model.graph
+    if any(value.name == io_spec.NEXT_TOKENS for value in graph.outputs):
+        return 0
     logits = next(v for v in graph.outputs if v.name == io_spec.LOGITS)
     row = logits if logits.shape is not None and logits.shape[1] == 1 else _last_row(graph, logits)
     best = new_node("ArgMax", [row], attributes={"axis": -1, "keepdims": 0})

@@ -1,7 +1,7 @@
-"""Logits of the last `num_logits_to_keep` real tokens of each row only: a prompt x vocabulary tensor is never made.
+"""Logits of each row's last `num_logits_to_keep` real tokens: no prompt x vocabulary tensor is made.
 
-The new input is an optional scalar (default 1). For a row with fewer real new tokens than asked for, the
-first kept rows repeat its first token. Gather indices are [batch_size, kept].
+The new input is an optional scalar (default 1, at least 1). Where a row has fewer new columns than asked for,
+the first kept rows repeat its first column. Gather indices are [batch_size, kept].
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from onnxlm.graphs.linear import linears
 
 
 def apply(model: ir.Model) -> int:
-    """Returns 1: there is one LM head."""
+    """Returns 1, or 0 when the graph has the input already."""
     graph = model.graph
+    if any(value.name == io_spec.LOGITS_TO_KEEP for value in graph.inputs):
+        return 0
     logits = next(v for v in graph.outputs if v.name == io_spec.LOGITS)
     head = next(linear for linear in linears(graph) if _feeds(linear.y, logits))
     hidden = head.x
@@ -42,13 +44,14 @@ def apply(model: ir.Model) -> int:
 
     zero, one = constant("int64_0", 0), constant("int64_1", 1)
     axis = constant("axis_1", [1])
-    ids, mask = graph.inputs[0], graph.inputs[1]
-    total = emit("Shape", mask, start=1, end=2)
-    past = emit("Sub", total, emit("Shape", ids, start=1, end=2))
-    new_mask = emit("Slice", mask, past, total, axis)
-    lengths = emit("ReduceSum", new_mask, axis, keepdims=1)  # [B, 1] real new tokens
-    offsets = emit("Sub", emit("Range", zero, keep, one), keep)  # [kept], -kept .. -1
-    positions = emit("Max", emit("Add", lengths, offsets), zero)  # [B, kept]
+    ids, mask = (_input(graph, name) for name in (io_spec.INPUT_IDS, io_spec.ATTENTION_MASK))
+    total, new = emit("Shape", mask, start=1, end=2), emit("Shape", ids, start=1, end=2)
+    new_mask = emit("Slice", mask, emit("Sub", total, new), total, axis)
+    # The last 1 of each row, not the number of ones: a row padded on the left ends at its last column.
+    columns = emit("Range", zero, emit("Squeeze", new), one)
+    last = emit("ReduceMax", emit("Mul", new_mask, columns), axis, keepdims=1)  # [B, 1]
+    offsets = emit("Sub", emit("Range", one, emit("Add", keep, one), one), keep)  # 1 - kept .. 0
+    positions = emit("Max", emit("Add", last, offsets), zero)  # [B, kept]
     indices = emit("Unsqueeze", positions, constant("axis_2", [2]))
     # GatherElements would want indices as wide as the hidden size; GatherND with batch_dims takes rows.
     rows = emit("GatherND", hidden, indices, batch_dims=1)  # [B, kept, H]
@@ -57,6 +60,10 @@ def apply(model: ir.Model) -> int:
     assert logits.shape is not None
     logits.shape = ir.Shape([io_spec.BATCH, io_spec.LOGITS_TO_KEEP, logits.shape[-1]])
     return 1
+
+
+def _input(graph: ir.Graph, name: str) -> ir.Value:
+    return next(value for value in graph.inputs if value.name == name)
 
 
 def _feeds(value: ir.Value, output: ir.Value) -> bool:

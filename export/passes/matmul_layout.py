@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxlm.graphs.edit import add_tensor, drop_unused, lazy_tensor, new_node, only_user, replace
+from onnxlm.graphs.edit import add_tensor, drop_unused, lazy_tensor, new_node, replace
 from onnxlm.graphs.linear import Linear, linears
 
 
@@ -15,7 +15,7 @@ def apply(model: ir.Model) -> int:
     """Returns the number of weights stored transposed."""
     count = 0
     for linear in linears(model.graph):
-        if linear.transposed or only_user(linear.weight) is None:
+        if linear.transposed or not linear.owns_weight:
             continue
         turned = _turned(model.graph, linear)
         replace(model.graph, [linear.node], [new_node("MatMul", [linear.x, turned])])

@@ -44,7 +44,7 @@ def apply(model: ir.Model) -> int:
 
 
 def _gate_and_up(node: ir.Node) -> tuple[ir.Node, list[Projection]] | None:
-    """(activation, [gate, up]) when `node` multiplies an activation of one layer with another of the same input."""
+    """(activation, [gate, up]) when `node` multiplies an activated layer with another of its input."""
     if not is_op(node, "Mul"):
         return None
     for act, plain in (node.inputs, reversed(node.inputs)):

@@ -15,7 +15,7 @@ def apply(model: ir.Model) -> int:
             continue
         total = node.inputs[0]
         add = producer(total, "Add")
-        if add is None or total is None or total.is_graph_output():
+        if add is None or total is None or not _is_residual(add) or not _is_plain_norm(node):
             continue
         # The operator's default epsilon is 1e-12: the norm's own must be given.
         fused = new_node(
@@ -23,7 +23,7 @@ def apply(model: ir.Model) -> int:
             [add.inputs[0], add.inputs[1], node.inputs[1]],
             4,
             MICROSOFT,
-            {"epsilon": node.attributes["epsilon"].as_float()},
+            {"epsilon": _epsilon(node)},
         )
         model.graph.insert_before(add, fused)
         move(model.graph, total, fused.outputs[3])
@@ -34,3 +34,25 @@ def apply(model: ir.Model) -> int:
     if count:
         use_domain(model, MICROSOFT)
     return count
+
+
+def _is_residual(add: ir.Node) -> bool:
+    """Whether two activations [B, S, H] of equal shape are added (and not a bias or a mask)."""
+    shapes = [value.shape for value in add.inputs if value is not None]
+    if any(shape is None or len(shape) != 3 for shape in shapes):
+        return False
+    return shapes[0] == shapes[1]
+
+
+def _is_plain_norm(norm: ir.Node) -> bool:
+    """Whether the norm is what the fused operator does: last axis, sums in fp32, a stored scale."""
+    scale = norm.inputs[1]
+    if scale is None or not scale.is_initializer() or scale.shape is None or len(scale.shape) != 1:
+        return False
+    axis, stash = norm.attributes.get("axis"), norm.attributes.get("stash_type")
+    return (axis is None or axis.as_int() in (-1, 2)) and (stash is None or stash.as_int() == 1)
+
+
+def _epsilon(norm: ir.Node) -> float:
+    given = norm.attributes.get("epsilon")
+    return 1e-5 if given is None else given.as_float()

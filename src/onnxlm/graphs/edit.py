@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import RemoveUnusedNodesPass
 from numpy.typing import NDArray
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
 MICROSOFT = "com.microsoft"
 
@@ -76,7 +76,7 @@ def add_tensor(graph: ir.Graph, tensor: ir.TensorProtocol) -> ir.Value:
     """Register a tensor as the initializer of its name."""
     value = ir.Value(
         name=tensor.name,
-        shape=ir.Shape(tensor.shape),
+        shape=ir.Shape(tensor.shape.numpy()),
         type=ir.TensorType(tensor.dtype),
         const_value=tensor,
     )

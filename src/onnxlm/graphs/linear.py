@@ -42,8 +42,14 @@ class Linear:
     def shape(self) -> tuple[int, int]:
         """(N, K)."""
         assert self.weight.shape is not None
-        a, b = (int(dim) for dim in self.weight.shape)  # type: ignore[call-overload]
+        a, b = self.weight.shape.numpy()
         return (b, a) if self.transposed else (a, b)
+
+    @property
+    def owns_weight(self) -> bool:
+        """Whether nothing but this product reads the weight."""
+        on_the_way = (self.weight, *(node.outputs[0] for node in self.path[:-1]))
+        return all(only_user(v) is n for v, n in zip(on_the_way, self.path, strict=True))
 
     @property
     def name(self) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import onnx_ir as ir
 
@@ -22,8 +24,8 @@ def write_graphs(
 ) -> int:
     """Write `folder/<key>` for every graph and their weights, once each by name, to `folder/data_name`.
 
-    Two graphs that name one tensor must mean the same one. The graphs' initializers refer to the written
-    file afterwards, so the originals can be freed.
+    The graphs' initializers refer to the written file afterwards, so the originals can be freed. The data
+    file appears whole or not at all, so a graph may read its weights from the file that is replaced.
 
     Args:
         graphs: File name -> model.
@@ -33,34 +35,53 @@ def write_graphs(
 
     Returns:
         Size of the data file in bytes.
+
+    Raises:
+        ValueError: An initializer has no value, or two graphs mean different tensors by one name.
     """
     tensors = _distinct_tensors(graphs)
-    total = sum(tensor.nbytes for tensor in tensors.values())
-    written: dict[str, ir.ExternalTensor] = {}
-    with open(folder / data_name, "wb") as file:
-        for name, tensor in tensors.items():
-            step = _PAGE if tensor.nbytes >= _PAGE_ALIGNED_FROM else _ALIGNMENT
-            file.write(b"\0" * (-file.tell() % step))
-            offset = file.tell()
-            tensor.tofile(file)
-            written[name] = ir.ExternalTensor(
-                data_name,
-                offset,
-                file.tell() - offset,
-                tensor.dtype,
-                shape=tensor.shape,  # type: ignore[arg-type]
-                name=name,
-                base_dir=folder,
-            )
-            if progress is not None:
-                progress(file.tell(), total)
-        size = file.tell()
+    partial = folder / f".{data_name}.partial"
+    try:
+        with open(partial, "wb") as file:
+            written = _write_tensors(tensors, file, folder / data_name, progress)
+            size = file.tell()
+        os.replace(partial, folder / data_name)
+    finally:
+        partial.unlink(missing_ok=True)
     for file_name, model in graphs.items():
         for name, value in model.graph.initializers.items():
             if name in written:
                 value.const_value = written[name]
         ir.save(model, folder / file_name)
     return size
+
+
+def _write_tensors(
+    tensors: Mapping[str, ir.TensorProtocol],
+    file: BinaryIO,
+    path: Path,
+    progress: Callable[[int, int], None] | None,
+) -> dict[str, ir.ExternalTensor]:
+    """Write tensors one behind the other; returns where each will be found in `path`."""
+    total = sum(tensor.nbytes for tensor in tensors.values())
+    written: dict[str, ir.ExternalTensor] = {}
+    for name, tensor in tensors.items():
+        step = _PAGE if tensor.nbytes >= _PAGE_ALIGNED_FROM else _ALIGNMENT
+        file.write(b"\0" * (-file.tell() % step))
+        offset = file.tell()
+        tensor.tofile(file)  # type: ignore[attr-defined]  # of every class, not of the protocol
+        written[name] = ir.ExternalTensor(
+            path.name,
+            offset,
+            file.tell() - offset,
+            tensor.dtype,
+            shape=tensor.shape,  # type: ignore[arg-type]
+            name=name,
+            base_dir=path.parent,
+        )
+        if progress is not None:
+            progress(file.tell(), total)
+    return written
 
 
 def _distinct_tensors(graphs: Mapping[str, ir.Model]) -> dict[str, ir.TensorProtocol]:
@@ -73,6 +94,17 @@ def _distinct_tensors(graphs: Mapping[str, ir.Model]) -> dict[str, ir.TensorProt
             if tensor.nbytes < _INLINE_BYTES:
                 continue
             known = tensors.setdefault(name, tensor)
-            if known is not tensor and (known.shape, known.dtype) != (tensor.shape, tensor.dtype):
+            if known is not tensor and not _equal(known, tensor):
                 raise ValueError(f"{file_name}: {name} is another tensor in another graph")
     return tensors
+
+
+def _equal(a: ir.TensorProtocol, b: ir.TensorProtocol) -> bool:
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return False
+    places = [
+        (tensor.path, tensor.offset, tensor.length)
+        for tensor in (a, b)
+        if isinstance(tensor, ir.ExternalTensor)
+    ]
+    return places[1:] == places[:1] or a.tobytes() == b.tobytes()
