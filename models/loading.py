@@ -16,7 +16,7 @@ def load(source: str | Path | Checkpoint, dtype: torch.dtype = torch.float32) ->
 
     Args:
         source: What `onnxlm.models.checkpoint.read` accepts, or what it returned.
-        dtype: Type of the parameters.
+        dtype: Type of the parameters and tables.
 
     Returns:
         The model in evaluation mode; tied weights are one parameter.
@@ -28,7 +28,8 @@ def load(source: str | Path | Checkpoint, dtype: torch.dtype = torch.float32) ->
     owners = _owners(model)
     for name, value in checkpoint.state():
         _assign(owners[name], value.to(dtype))
-    return model.eval()
+    # Rotary tables too: a graph's attention takes them in the type of its queries.
+    return model.to(dtype).eval()
 
 
 def _owners(model: nn.Module) -> dict[str, list[tuple[nn.Module, str]]]:
