@@ -1,0 +1,61 @@
+"""Quantization schemes by file name: each file exposes one `SCHEME`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onnxlm.errors import QuantizationError
+from onnxlm.quantize.calibration import Statistics
+from onnxlm.quantized_tensor import QuantizedTensor
+
+# (weight [N, K], what was seen of its input; None when nothing was observed) -> codes.
+QuantizeWeight = Callable[[NDArray[np.float32], Statistics | None], QuantizedTensor]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How the weights of a package become codes.
+
+    Attributes:
+        precision: What the manifest calls the result ("int8", "int4").
+        quantize_weight: For linear layers.
+        quantize_head: For the LM head and the embedding table, which share one tensor when tied.
+        smoothing: Strength with which activation outliers move into weights; None for not at all.
+        hessian: Whether `quantize_weight` wants second moments of the inputs, not only their ranges.
+        summary: What a reader of the manifest should know (bits, block sizes, ...).
+    """
+
+    precision: str
+    quantize_weight: QuantizeWeight
+    quantize_head: QuantizeWeight
+    smoothing: float | None = None
+    hessian: bool = False
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+
+def scheme_names() -> list[str]:
+    """Available schemes."""
+    return sorted(m.name for m in pkgutil.iter_modules(__path__))
+
+
+def find_scheme(name: str) -> Scheme:
+    """The scheme in file `name`.
+
+    Raises:
+        QuantizationError: There is none.
+    """
+    if name not in scheme_names():
+        raise QuantizationError(
+            "scheme is not known", found=repr(name), allowed=", ".join(scheme_names())
+        )
+    scheme = importlib.import_module(f"{__name__}.{name}").SCHEME
+    if not isinstance(scheme, Scheme):
+        raise TypeError(f"{name}.SCHEME is not a Scheme")
+    return scheme

@@ -1,0 +1,84 @@
+"""Runs a full-precision package over a text and shows what its linear layers read.
+
+ONNX Runtime runs the prefill graph with the inputs of its linears as further outputs; torch is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from onnxlm import io_spec
+from onnxlm.io_spec import StateSpec
+from onnxlm.progress import Progress
+from onnxlm.quantize.structure import LinearInput
+
+_FOLDER_KEY = "session.model_external_initializers_file_folder_path"
+_ERRORS_ONLY = 3
+
+# Called with the input's name and its values, float32 [tokens, K].
+Observer = Callable[[str, NDArray[np.float32]], None]
+
+
+def observe(
+    model: ir.Model,
+    folder: Path,
+    inputs: Sequence[LinearInput],
+    windows: Sequence[Sequence[int]],
+    states: Sequence[StateSpec],
+    observer: Observer,
+    progress: Progress,
+) -> None:
+    """Run every window of tokens by itself and hand each linear input to the observer.
+
+    Args:
+        model: The prefill graph; not changed.
+        folder: Where its external data lies.
+        inputs: What to observe.
+        windows: Token ids of each window.
+        states: The graph's caches; every window starts with empty ones.
+        observer: Receives the values.
+        progress: Told of the windows done.
+    """
+    session = _session(model, folder, [item.name for item in inputs])
+    names = [item.name for item in inputs]
+    empty = {state.past: np.zeros(_empty(state), dtype=state.dtype) for state in states}
+    for done, window in enumerate(windows):
+        progress("calibrate", done, len(windows))
+        ids = np.array([window], dtype=np.int64)
+        feeds = {
+            io_spec.INPUT_IDS: ids,
+            io_spec.ATTENTION_MASK: np.ones_like(ids),
+            io_spec.LOGITS_TO_KEEP: np.array(len(window), dtype=np.int64),
+            **empty,
+        }
+        for name, values in zip(names, session.run(names, feeds), strict=True):
+            observer(name, values.reshape(-1, values.shape[-1]))
+    progress("calibrate", len(windows), len(windows))
+
+
+def _session(model: ir.Model, folder: Path, names: Sequence[str]) -> ort.InferenceSession:
+    watched = model.clone()
+    graph = watched.graph
+    values = {v.name: v for node in graph for v in node.outputs}
+    outputs = {v.name for v in graph.outputs}
+    for name in names:
+        if name not in outputs:
+            value = values[name]
+            value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
+            graph.outputs.append(value)
+    options = ort.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    options.add_session_config_entry(_FOLDER_KEY, str(folder))
+    data = ir.to_proto(watched).SerializeToString()
+    return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+
+
+def _empty(state: StateSpec) -> tuple[int, ...]:
+    sizes = {io_spec.BATCH: 1, io_spec.PAST: 0}
+    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in state.shape)
