@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from onnxlm.errors import InputError
+from onnxlm.errors import InputError, OnnxlmWarning
 
 # Fields of a generation_config.json that would change which tokens come, and the values that change nothing.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -101,7 +101,9 @@ class SamplingParams:
         ]
         if ignored:
             warnings.warn(
-                f"generation_config fields not carried out: {', '.join(ignored)}", stacklevel=2
+                f"generation_config fields not carried out: {', '.join(ignored)}",
+                OnnxlmWarning,
+                stacklevel=2,
             )
         names = {field.name for field in dataclasses.fields(cls)}
         return cls(

@@ -162,7 +162,7 @@ def stored_tensor(
         return torch.from_numpy(np.array(quants.dequantize(data(), kind)))
 
     quantized = exact if kind.name in EXACT_TYPES and len(shape) == 2 else None
-    return StoredTensor(tensor.name, file.path.name, shape, read, quantized)
+    return StoredTensor(tensor.name, file.path.name, shape, int(tensor.n_bytes), read, quantized)
 
 
 def rotary_row_order(rows: int, heads: int) -> NDArray[np.intp]:

@@ -7,6 +7,7 @@ Format: huggingface/safetensors, `README.md` ("Format"); the index is transforme
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ from onnxlm.models.checkpoint.tensors import StoredTensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-DTYPES = frozenset({"F32", "F16", "BF16"})
+# Bytes of an element.
+DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _REFETCH = "fetch the file again"
 
@@ -124,8 +126,13 @@ def read_file(path: Path) -> dict[str, StoredTensor]:
         view = file.get_slice(name)
         if view.get_dtype() not in DTYPES:
             wrong.append(f"{name} is {view.get_dtype()}")
+        shape = tuple(view.get_shape())
         tensors[name] = StoredTensor(
-            name, path.name, tuple(view.get_shape()), _reader(file.get_tensor, name)
+            name,
+            path.name,
+            shape,
+            math.prod(shape) * DTYPES.get(view.get_dtype(), 0),
+            _reader(file.get_tensor, name),
         )
     if wrong:
         raise CheckpointError(

@@ -18,6 +18,7 @@ class StoredTensor:
         name: Its name in the file, for messages.
         file: The file's name, for messages.
         shape: Shape of what `read` returns.
+        nbytes: Bytes it takes in the file.
         read: Reads the values; block-quantized ones come de-quantized.
         quantized: Reads the codes and scales of a block-quantized tensor in exact form.
     """
@@ -25,6 +26,7 @@ class StoredTensor:
     name: str
     file: str
     shape: tuple[int, ...]
+    nbytes: int
     read: Callable[[], Tensor]
     quantized: Callable[[], QuantizedTensor] | None = None
 

@@ -52,3 +52,7 @@ class ProviderError(OnnxlmError):
 
 class InputError(OnnxlmError):
     """A prompt, token id or generation field is out of its bounds."""
+
+
+class OnnxlmWarning(UserWarning):
+    """What a user should know though nothing failed; the CLI prints it as one line."""
