@@ -72,8 +72,9 @@ class Rewriter:
                 add_constant(graph, f"{name}.row_codes", tensor.codes),
                 self._scalar("row.scale", 1 / 127, np.float32),
                 add_constant(graph, f"{name}.row_scale", tensor.scale),
+                # The weights' zero point is left out, 0 for signed codes: where a session turns them into
+                # unsigned ones it makes a new one, and must not meet one that other products share.
                 self._scalar("row.zero_point", 128, np.uint8),
-                self._scalar("row.weight_zero_point", 0, np.int8),
             ],
             domain=MICROSOFT,
         )

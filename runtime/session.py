@@ -11,6 +11,7 @@ import onnxruntime as ort
 
 from onnxlm.errors import PackageError, ProviderError
 from onnxlm.runtime.providers import find_provider, require_provider
+from onnxlm.runtime.saturation import products_saturate
 
 _ERRORS_ONLY = 3
 
@@ -46,9 +47,8 @@ def session_options(config: SessionConfig) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.log_severity_level = _ERRORS_ONLY
     options.intra_op_num_threads = config.threads or usable_cores()
-    # Signed 8-bit weights: without VNNI, x86 would saturate sums of products unless told to take its
-    # exact path.
-    options.add_session_config_entry("session.x64quantprecision", "1")
+    if products_saturate():
+        options.add_session_config_entry("session.x64quantprecision", "1")
     for key, value in config.options.items():
         options.add_session_config_entry(key, value)
     return options

@@ -21,6 +21,6 @@ SCHEME = Scheme(
     precision="int8",
     quantize_weight=_nearest,
     quantize_head=_nearest,
-    smoothing=0.5,
+    smoothing=0.6,
     summary={"bits": 8, "block_size": _BLOCK, "head_bits": 8},
 )
