@@ -79,6 +79,19 @@ def check_external_data(path: Path, sizes: Mapping[str, int]) -> None:
         raise PackageError(f"{path}: is no ONNX model", found=error) from error
 
 
+def tensor_bytes(path: Path) -> dict[str, int]:
+    """Bytes of every named tensor of an ONNX file, inside it or beside it, by name.
+
+    Raises:
+        PackageError: The file is no ONNX model.
+    """
+    try:
+        tensors = [tensor for tensor in _tensors(path.read_bytes()) if tensor.name]
+    except (_DamagedError, UnicodeDecodeError) as error:
+        raise PackageError(f"{path}: is no ONNX model", found=error) from error
+    return {tensor.name: _byte_count(tensor) or 0 for tensor in tensors}
+
+
 def _check_tensor(path: Path, tensor: _Tensor, sizes: Mapping[str, int]) -> None:
     where = f"{path}: external data of tensor '{tensor.name}'"
     entries = dict(tensor.entries)

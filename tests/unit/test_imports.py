@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # Part -> the parts of onnxlm that its modules may import. "glue" is src/onnxlm without "graphs" (what
-# export and quantize share of onnx-ir) and the command line.
+# export and quantize share of onnx-ir) and "cli": the command line, and what puts the stages together.
 ALLOWED = {
     "glue": {"glue"},
     "graphs": {"glue", "graphs"},
@@ -22,6 +22,7 @@ ALLOWED = {
     "runtime": {"glue", "runtime"},
     "cli": {"glue", "graphs", "models", "export", "quantize", "runtime", "cli"},
 }
+TOP = {"onnxlm.__main__", "onnxlm.workflow", "onnxlm.inspection", "onnxlm.config_inspection"}
 HEAVY = {"torch", "onnx", "onnx_ir", "onnxscript", "transformers", "optimum", "safetensors", "gguf"}
 # Part -> libraries that none of its modules may import, at any depth.
 BANNED = {
@@ -34,7 +35,7 @@ BANNED = {
 
 def part_of(module: str) -> str:
     """The part that a module of onnxlm belongs to."""
-    if module == "onnxlm.__main__":
+    if module in TOP:
         return "cli"
     names = module.split(".")
     return names[1] if len(names) > 1 and names[1] in ALLOWED else "glue"

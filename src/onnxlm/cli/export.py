@@ -1,0 +1,75 @@
+"""`onnxlm export`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from onnxlm.cli.summary import print_package
+from onnxlm.cli.terminal import progress_bars
+
+
+@dataclass(frozen=True)
+class Export:
+    """Cast a trained model into an ONNX package.
+
+    SOURCE is a Hugging Face folder, a GGUF file or a Hub id (org/name). OUT is a new folder, an empty one, or
+    a package, which is replaced when the new one is whole.
+    """
+
+    source: Annotated[
+        str, typer.Argument(help="Folder, GGUF file or Hub id of the model.", show_default=False)
+    ]
+    out: Annotated[Path, typer.Argument(help="Folder of the package.", show_default=False)]
+    precision: Annotated[
+        str, typer.Option(metavar="fp32|fp16|int8|int4", help="Precision of the weights.")
+    ] = "fp32"
+    lowering: Annotated[
+        str,
+        typer.Option(
+            metavar="ort|portable",
+            help="ort: fused operators of ONNX Runtime; portable: standard ONNX operators only.",
+        ),
+    ] = "ort"
+    requantize: Annotated[
+        bool,
+        typer.Option(
+            "--requantize",
+            help="Quantize anew a source that is quantized, instead of keeping its codes without loss.",
+        ),
+    ] = False
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Text to calibrate on, instead of the bundled one (int8, int4)."
+        ),
+    ] = None
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as one JSON object.")
+    ] = False
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "onnxlm export SmolLM2-135M-Instruct.Q4_1.gguf smollm2-int8 --precision int8",
+        "onnxlm export ./my-llama my-llama-onnx --lowering portable",
+    )
+
+    def run(self) -> None:
+        """Export, then say what was made."""
+        from onnxlm.cli.text_file import read_text
+        from onnxlm.workflow import make_package
+
+        text = None if self.calibration is None else read_text(self.calibration)
+        with progress_bars() as progress:
+            package = make_package(
+                self.source,
+                self.out,
+                precision=self.precision,
+                lowering=self.lowering,
+                requantize=self.requantize,
+                calibration_text=text,
+                progress=progress,
+            )
+        print_package(package, self.as_json)

@@ -1,0 +1,47 @@
+"""`onnxlm quantize`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from onnxlm.cli.summary import print_package
+from onnxlm.cli.terminal import progress_bars
+
+
+@dataclass(frozen=True)
+class Quantize:
+    """Quantize the weights of an fp32 package into a new package."""
+
+    package: Annotated[Path, typer.Argument(help="Folder of the fp32 package.", show_default=False)]
+    out: Annotated[Path, typer.Argument(help="Folder of the new package.", show_default=False)]
+    scheme: Annotated[
+        str, typer.Option(metavar="int8|int4", help="How the weights are stored.")
+    ] = "int8"
+    calibration: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Text to calibrate on, instead of the bundled one."),
+    ] = None
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as one JSON object.")
+    ] = False
+
+    examples: ClassVar[tuple[str, ...]] = (
+        "onnxlm quantize smollm2-fp32 smollm2-int8 --scheme int8",
+        "onnxlm quantize smollm2-fp32 smollm2-int4 --scheme int4 --calibration my-text.txt",
+    )
+
+    def run(self) -> None:
+        """Quantize, then say what was made."""
+        from onnxlm.cli.text_file import read_text
+        from onnxlm.workflow import quantize_package
+
+        text = None if self.calibration is None else read_text(self.calibration)
+        with progress_bars() as progress:
+            package = quantize_package(
+                self.package, self.out, scheme=self.scheme, calibration_text=text, progress=progress
+            )
+        print_package(package, self.as_json)

@@ -1,0 +1,55 @@
+"""What a command says of the package that it has made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onnxlm.cli.terminal import print_json, size
+from onnxlm.package import Package
+
+
+def print_package(package: Package, as_json: bool) -> None:
+    """Print the facts of a new package: files with sizes, fusions, quality where it was measured."""
+    facts = package_facts(package)
+    if as_json:
+        print_json(facts)
+        return
+    manifest = package.manifest
+    total = sum(spec.bytes for spec in manifest.files.values())
+    print(
+        f"{package.path}: {manifest.architecture}, {manifest.precision}, "
+        f"lowering {manifest.lowering}, {size(total)}"
+    )
+    for name, spec in sorted(manifest.files.items(), key=lambda item: -item[1].bytes):
+        print(f"  {name:<24} {size(spec.bytes):>10}")
+    for name, graph in manifest.graphs.items():
+        print(f"  {name} fusions: {pairs(graph.fusions)}")
+    if manifest.quality:
+        print(f"  quality: {pairs(manifest.quality)}")
+
+
+def package_facts(package: Package) -> dict[str, Any]:
+    """The same as JSON values."""
+    manifest = package.manifest
+    quantization = manifest.quantization
+    return {
+        "path": str(package.path),
+        "architecture": manifest.architecture,
+        "precision": manifest.precision,
+        "lowering": manifest.lowering,
+        "files": {name: spec.bytes for name, spec in manifest.files.items()},
+        "fusions": {name: dict(graph.fusions) for name, graph in manifest.graphs.items()},
+        "quantization": None
+        if quantization is None
+        else {"scheme": quantization.scheme, **quantization.summary},
+        "quality": dict(manifest.quality),
+        "parity": dict(manifest.parity),
+    }
+
+
+def pairs(values: Any) -> str:
+    """A mapping as "name 30, other 0.0031"."""
+    return ", ".join(
+        f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}"
+        for key, value in values.items()
+    )

@@ -1,0 +1,172 @@
+"""What a config.json alone tells of a model: shapes of supported families, the cache of some others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from onnxlm import io_spec
+from onnxlm.errors import ConfigError, OnnxlmError
+from onnxlm.inspection import Inspection, components_of, kv_cache_of
+from onnxlm.io_spec import StateSpec
+from onnxlm.models.checkpoint.folder import inside, read_json
+from onnxlm.models.checkpoint.huggingface import CONFIG
+from onnxlm.models.checkpoint.matching import parameters_of
+from onnxlm.models.checkpoint.safetensors_file import has_weights, read_folder
+from onnxlm.models.config import ConfigReader, ModelConfig
+from onnxlm.models.registry import architecture_names, find_architecture
+
+Shapes = dict[str, tuple[int, ...]]
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+# Endings of class names whose models keep one self-attention cache that grows with every token.
+_DECODERS = ("ForCausalLM", "LMHeadModel")
+
+
+def config_without_weights(path: Path) -> Path | None:
+    """The config.json that is all there is, or whose family has no reader; None for a whole checkpoint."""
+    if path.is_file() and path.suffix == ".json":
+        return path
+    config = path / CONFIG
+    if not config.is_file() or any(path.glob("*.gguf")):
+        return None
+    if not has_weights(path):
+        return config
+    return (
+        None
+        if read_json(inside(path, CONFIG)).get("model_type") in architecture_names()
+        else config
+    )
+
+
+def inspect_config(file: Path, kv_lengths: Sequence[int] | None) -> Inspection:
+    """Look at a config.json; weights beside it are measured by their names.
+
+    Raises:
+        ConfigError: The config is incomplete, or of a family nothing is known of.
+    """
+    raw = read_json(file)
+    if raw.get("model_type") not in architecture_names():
+        return _inspect_foreign(file, raw, kv_lengths)
+    config, shapes, tied = parse(raw, file.name)
+    width = _BYTES.get(str(raw.get("dtype") or raw.get("torch_dtype") or "float32"), 4)
+    sizes = {name: width * _count(shape) for name, shape in shapes.items()}
+    return Inspection(
+        source=str(file),
+        kind="config",
+        model_type=config.model_type,
+        context_length=config.max_position_embeddings,
+        components=components_of(sizes, shapes, tied),
+        kv_cache=kv_cache_of(
+            states_of(config.num_hidden_layers, config.num_key_value_heads, config.head_dim),
+            config.num_attention_heads,
+            kv_lengths,
+            config.max_position_embeddings,
+        ),
+        notes=(f"there are no weights: bytes are what {8 * width}-bit weights would take",),
+    )
+
+
+def parse(raw: Mapping[str, Any], source: str) -> tuple[ModelConfig, Shapes, bool]:
+    """A supported family's config, the shapes of its parameters, and whether the head is tied.
+
+    Raises:
+        ConfigError: The family is not supported, or a field is missing or wrong.
+    """
+    reader = ConfigReader(raw, source)
+    architecture = find_architecture(reader.get("model_type", str))
+    config = architecture.parse_config(reader)
+    shapes, _ = parameters_of(architecture, config)
+    return config, shapes, config.tie_word_embeddings
+
+
+def states_of(layers: int, kv_heads: int, head_dim: int, dtype: str = "float32") -> list[StateSpec]:
+    """The states that a package of such a model has."""
+    shape = (io_spec.BATCH, kv_heads, io_spec.PAST, head_dim)
+    return [
+        StateSpec(
+            io_spec.past_name(i, part), io_spec.present_name(i, part), dtype, shape, "in_place"
+        )
+        for i in range(layers)
+        for part in ("key", "value")
+    ]
+
+
+def _inspect_foreign(
+    file: Path, raw: Mapping[str, Any], kv_lengths: Sequence[int] | None
+) -> Inspection:
+    """A family that cannot be exported: what transformers and optimum know of its config."""
+    model_type = raw.get("model_type")
+    config = _foreign_config(file, raw)
+    context = getattr(config, "max_position_embeddings", None)
+    notes = [f"model_type '{model_type}' cannot be exported yet"]
+    cache = None
+    if any(str(name).endswith(_DECODERS) for name in raw.get("architectures") or ()):
+        cache = kv_cache_of(
+            states_of(config.num_layers, _kv_heads(config), _head_dim(config)),
+            config.num_attention_heads,
+            kv_lengths,
+            context,
+        )
+        if getattr(config.config, "sliding_window", None):
+            notes.append("layers with a sliding window need less cache than these figures")
+    stored = read_folder(file.parent)[0] if has_weights(file.parent) else {}
+    return Inspection(
+        source=str(file),
+        kind="huggingface" if stored else "config",
+        model_type=str(model_type),
+        context_length=context if isinstance(context, int) else None,
+        components=components_of(
+            {name: tensor.nbytes for name, tensor in stored.items()},
+            {name: tensor.shape for name, tensor in stored.items()},
+            bool(getattr(config.config, "tie_word_embeddings", False)),
+        )
+        if stored
+        else (),
+        kv_cache=cache,
+        notes=tuple(notes),
+    )
+
+
+def _foreign_config(file: Path, raw: Mapping[str, Any]) -> Any:
+    """The config under optimum's names, with transformers' defaults for what the file leaves out."""
+    from optimum.utils import NormalizedConfigManager
+    from transformers import AutoConfig
+
+    fields = dict(raw)
+    model_type = fields.pop("model_type", None)
+    if not isinstance(model_type, str):
+        raise ConfigError(f"{file}: field 'model_type' is missing", fix="add it to the config")
+    try:
+        names = NormalizedConfigManager.get_normalized_config_class(model_type)
+        return names(AutoConfig.for_model(model_type, **fields))
+    except OnnxlmError:
+        raise
+    except (
+        Exception
+    ) as error:  # two libraries' own complaints about an unknown type or a wrong field
+        raise ConfigError(
+            f"{file}: model_type is not supported",
+            found=repr(model_type),
+            allowed=", ".join(architecture_names()),
+        ) from error
+
+
+def _kv_heads(config: Any) -> int:
+    hf = config.config
+    if getattr(hf, "multi_query", False) and not getattr(hf, "new_decoder_architecture", False):
+        return 1
+    heads = getattr(hf, "num_key_value_heads", None) or getattr(hf, "num_kv_heads", None)
+    return int(heads or config.num_attention_heads)
+
+
+def _head_dim(config: Any) -> int:
+    width = getattr(config.config, "head_dim", None)
+    return int(width or config.hidden_size // config.num_attention_heads)
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for dim in shape:
+        count *= dim
+    return count

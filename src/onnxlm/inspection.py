@@ -1,0 +1,273 @@
+"""What a model is made of: parameters and bytes by component, and what its cache takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onnxlm.errors import InputError
+from onnxlm.external_data import tensor_bytes
+from onnxlm.io_spec import StateSpec
+from onnxlm.manifest import is_package
+from onnxlm.package import Package, open_package
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint import Checkpoint
+
+# The first pattern that a tensor's name holds decides: an attention's own norm counts as a norm.
+_COMPONENTS = (
+    ("norms", re.compile(r"norm|(^|\.)ln_")),
+    ("head", re.compile(r"(^|\.)(lm_head|embed_out|output)\.")),
+    ("embedding", re.compile(r"embed|(^|\.)w[tp]e\.")),
+    ("attention", re.compile(r"attn|attention")),
+    ("mlp", re.compile(r"mlp|ffn|feed_forward|experts|(^|\.)fc[12]\.")),
+    ("rotary tables", re.compile(r"^rope_")),
+)
+_OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Component:
+    """One kind of weights.
+
+    Attributes:
+        name: "embedding", "attention", "mlp", "norms", "head", "rotary tables" or "other".
+        parameters: How many numbers the model has there; None where that is not known.
+        bytes: What they take in the source's files.
+        tied_to: The component that serves as this one; it is counted there.
+    """
+
+    name: str
+    parameters: int | None
+    bytes: int
+    tied_to: str | None = None
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """What a row's cache takes.
+
+    Attributes:
+        attention: "MHA" (a key head for each query head), "GQA" (one for several) or "MQA" (one for all).
+        layers: Layers with a cache.
+        query_heads: Query heads of a layer.
+        kv_heads: Key and value heads of a layer.
+        head_dim: Width of a head.
+        dtype: Element type.
+        bytes_per_token: Bytes of one more position.
+        bytes_at: Bytes of a row by its length.
+    """
+
+    attention: str
+    layers: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    bytes_per_token: int
+    bytes_at: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Everything `onnxlm inspect` tells.
+
+    Attributes:
+        source: What was inspected.
+        kind: "package", "huggingface", "gguf" or "config" (a config.json without weights).
+        model_type: The model family.
+        context_length: Most positions the model was made for; None where that is not known.
+        components: Weights by kind; empty when only the cache is known.
+        kv_cache: The cache of one row; None for what has none or whose cache is not known.
+        notes: What limits these figures.
+        package: The package, if it is one.
+    """
+
+    source: str
+    kind: str
+    model_type: str
+    context_length: int | None
+    components: tuple[Component, ...]
+    kv_cache: KvCache | None
+    notes: tuple[str, ...] = ()
+    package: Package | None = field(default=None, repr=False)
+
+
+def inspect(source: str | Path, kv_lengths: Sequence[int] | None = None) -> Inspection:
+    """Look at a package, a checkpoint, or a config.json alone. No weight is read.
+
+    Args:
+        source: A package, what `onnxlm.models.checkpoint.read` accepts, or a config.json or its folder.
+        kv_lengths: Lengths at which the cache is measured; a few up to the context when None.
+
+    Raises:
+        OnnxlmError: The source is none of these, or is damaged.
+    """
+    wrong = [length for length in kv_lengths or () if length < 1]
+    if wrong:
+        raise InputError("length of a cache", found=wrong[0], allowed="1 and more")
+    if is_package(source):
+        return inspect_package(open_package(source), kv_lengths)
+    from onnxlm.config_inspection import config_without_weights, inspect_config
+    from onnxlm.models.checkpoint import read
+
+    config = config_without_weights(Path(source))
+    if config is not None:
+        return inspect_config(config, kv_lengths)
+    return _inspect_checkpoint(read(source), kv_lengths)
+
+
+def inspect_package(package: Package, kv_lengths: Sequence[int] | None = None) -> Inspection:
+    """Look at a package; without the "export" extra parameters are not counted."""
+    manifest = package.manifest
+    raw = package.read_json("config.json")
+    sizes: dict[str, int] = {}
+    for name in manifest.graphs:
+        sizes |= tensor_bytes(package.graph_path(name))  # shared tensors have one name
+    notes: tuple[str, ...] = ()
+    try:
+        shapes, tied = _parameters(raw)
+    except ModuleNotFoundError:
+        shapes, tied = {}, bool(raw.get("tie_word_embeddings"))
+        notes = ("parameters are counted where the 'export' extra is installed",)
+    return Inspection(
+        source=str(package.path),
+        kind="package",
+        model_type=manifest.architecture,
+        context_length=manifest.context_length,
+        components=components_of(sizes, shapes, tied),
+        kv_cache=kv_cache_of(
+            manifest.states, raw.get("num_attention_heads"), kv_lengths, manifest.context_length
+        ),
+        notes=notes,
+        package=package,
+    )
+
+
+def _inspect_checkpoint(checkpoint: Checkpoint, kv_lengths: Sequence[int] | None) -> Inspection:
+    from onnxlm.config_inspection import states_of
+
+    config = checkpoint.config
+    return Inspection(
+        source=str(checkpoint.path),
+        kind=checkpoint.kind,
+        model_type=config.model_type,
+        context_length=config.max_position_embeddings,
+        components=components_of(
+            {name: tensor.nbytes for name, tensor in checkpoint.tensors.items()},
+            {name: tensor.shape for name, tensor in checkpoint.tensors.items()},
+            config.tie_word_embeddings,
+        ),
+        kv_cache=kv_cache_of(
+            states_of(config.num_hidden_layers, config.num_key_value_heads, config.head_dim),
+            config.num_attention_heads,
+            kv_lengths,
+            config.max_position_embeddings,
+        ),
+    )
+
+
+def _parameters(raw: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], bool]:
+    """Shapes of the parameters that a config gives, and whether the head is tied."""
+    from onnxlm.config_inspection import parse
+
+    _, shapes, tied = parse(raw, "config.json")
+    return shapes, tied
+
+
+def components_of(
+    sizes: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]], tied: bool
+) -> tuple[Component, ...]:
+    """Sum tensors by component, in the order of `_COMPONENTS`.
+
+    Args:
+        sizes: Bytes by tensor name.
+        shapes: Shapes of parameters by name; empty when they are not known.
+        tied: The embedding serves as the head.
+    """
+    size: dict[str, int] = {}
+    count: dict[str, int] = {}
+    for name, nbytes in sizes.items():
+        part = component_of(name)
+        size[part] = size.get(part, 0) + nbytes
+    for name, shape in shapes.items():
+        part = component_of(name)
+        count[part] = count.get(part, 0) + _product(shape)
+    order = ("embedding", "attention", "mlp", "norms", "head", "rotary tables", _OTHER)
+    return tuple(
+        Component(
+            name,
+            # What a config does not list has no parameters of its own: tables and constants of a graph.
+            count.get(name, 0) if shapes else None,
+            size.get(name, 0),
+            "embedding" if name == "head" and tied else None,
+        )
+        for name in order
+        if name in size or name in count or (name == "head" and tied)
+    )
+
+
+def component_of(name: str) -> str:
+    """The component that a tensor of this name belongs to."""
+    return next((part for part, pattern in _COMPONENTS if pattern.search(name)), _OTHER)
+
+
+def kv_cache_of(
+    states: Sequence[StateSpec],
+    query_heads: int | None,
+    kv_lengths: Sequence[int] | None,
+    context_length: int | None,
+) -> KvCache | None:
+    """Measure the caches of one row as the runtime allocates them.
+
+    Args:
+        states: The model's states.
+        query_heads: Query heads of a layer; as many as key heads when None.
+        kv_lengths: Lengths to measure; None takes some usual ones up to the context.
+        context_length: Most positions.
+    """
+    from onnxlm.runtime.kv_cache import bytes_at
+
+    keys = [state for state in states if state.past.endswith(".key")]
+    if not keys:
+        return None
+    _, kv_heads, _, head_dim = keys[0].shape
+    queries = query_heads or int(kv_heads)
+    return KvCache(
+        attention=_attention_kind(queries, int(kv_heads)),
+        layers=len(keys),
+        query_heads=queries,
+        kv_heads=int(kv_heads),
+        head_dim=int(head_dim),
+        dtype=keys[0].dtype,
+        bytes_per_token=bytes_at(states, 1, 2) - bytes_at(states, 1, 1),
+        bytes_at={
+            length: bytes_at(states, 1, length)
+            for length in kv_lengths or _usual_lengths(context_length)
+        },
+    )
+
+
+def _attention_kind(query_heads: int, kv_heads: int) -> str:
+    if query_heads == kv_heads:
+        return "MHA"
+    return "MQA" if kv_heads == 1 else "GQA"
+
+
+def _usual_lengths(context_length: int | None) -> Iterable[int]:
+    if context_length is None:
+        return (1024, 4096)
+    return sorted({*(n for n in (1024, 4096) if n < context_length), context_length})
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    product = 1
+    for dim in shape:
+        product *= dim
+    return product
+
+
+__all__ = ["Component", "Inspection", "KvCache", "inspect", "inspect_package"]

@@ -1,0 +1,139 @@
+"""From a source to a package of any precision: the stages put together."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from onnxlm import package_swap
+from onnxlm.errors import ExportError
+from onnxlm.manifest import PRECISIONS, is_package
+from onnxlm.package import Package, check_destination
+from onnxlm.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from onnxlm.quantized_tensor import QuantizedTensor
+
+_FULL = ("fp32", "fp16")
+_BITS = {"int8": 8, "int4": 4}
+# Matrices looked at to tell a file's own width: files mix widths, but not from layer to layer.
+_SAMPLED = 16
+
+
+def make_package(
+    source: str | Path,
+    out: str | Path,
+    *,
+    precision: str = "fp32",
+    lowering: str = "ort",
+    requantize: bool = False,
+    calibration_text: str | None = None,
+    progress: Progress = silent,
+) -> Package:
+    """Make a package of a checkpoint, or of a full-precision package, in the precision asked for.
+
+    A source that is block-quantized in the precision asked for keeps its own codes and scales, without loss.
+
+    Args:
+        source: What `onnxlm.models.checkpoint.read` accepts; for int8 and int4 an fp32 package too.
+        out: A new folder, an empty one, or a package, which is replaced when the new one is whole.
+        precision: "fp32", "fp16", "int8" or "int4".
+        lowering: "ort" (fused operators of ONNX Runtime) or "portable" (standard ONNX only).
+        requantize: Quantize anew what the source holds quantized.
+        calibration_text: Text that shows a quantizer what activations look like; a bundled one when None.
+        progress: Told of the stages.
+
+    Raises:
+        CheckpointError, ConfigError, PackageError: The source is damaged or not supported.
+        ExportError, QuantizationError: The request makes no sense or `out` cannot be written.
+    """
+    if precision not in PRECISIONS:
+        raise ExportError("precision", found=repr(precision), allowed=", ".join(PRECISIONS))
+    check_destination(out)
+    if precision in _FULL:
+        from onnxlm.export import export
+
+        return export(source, out, precision=precision, lowering=lowering, progress=progress)
+    if is_package(source):
+        return quantize_package(
+            source, out, scheme=precision, calibration_text=calibration_text, progress=progress
+        )
+    from onnxlm.export import export
+    from onnxlm.models.checkpoint import read
+
+    progress("read checkpoint", 0, 0)
+    checkpoint = read(source)
+    given = None if requantize else _same_width(checkpoint.quantized, precision)
+    with _beside(check_destination(out)) as folder:
+        export(checkpoint, folder / "fp32", lowering=lowering, progress=progress)
+        gc.collect()  # a traced program is full of cycles, and as large as the model
+        return quantize_package(
+            folder / "fp32",
+            out,
+            scheme=precision,
+            given=given,
+            calibration_text=calibration_text,
+            progress=progress,
+        )
+
+
+def quantize_package(
+    package: str | Path,
+    out: str | Path,
+    *,
+    scheme: str,
+    given: Mapping[str, QuantizedTensor] | None = None,
+    calibration_text: str | None = None,
+    progress: Progress = silent,
+) -> Package:
+    """Quantize an fp32 package; see `onnxlm.quantize.quantize`."""
+    from onnxlm.quantize import quantize
+
+    check_destination(out)
+    return quantize(
+        Path(package),
+        Path(out),
+        scheme=scheme,
+        given=given,
+        calibration_text=calibration_text,
+        progress=progress,
+    )
+
+
+def _same_width(
+    quantized: Mapping[str, QuantizedTensor], precision: str
+) -> Mapping[str, QuantizedTensor] | None:
+    """The source's own codes if most of its matrices have the width asked for."""
+    sampled = list(quantized)[:: max(1, len(quantized) // _SAMPLED)]
+    widths = Counter(quantized[name].bits for name in sampled)
+    usual = widths.most_common(1)
+    return quantized if usual and usual[0][0] == _BITS[precision] else None
+
+
+@contextlib.contextmanager
+def _beside(destination: Path) -> Iterator[Path]:
+    """A folder for what lies between two stages, on the destination's disk and gone afterwards.
+
+    The lock tells a folder in use from one that a killed process has left, which is deleted.
+    """
+    parent = destination.parent
+    made = [path for path in (parent, *parent.parents) if not path.exists()]
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = package_swap.sibling(destination, "stages")
+    try:
+        with package_swap.writer_lock(folder):
+            for old in parent.iterdir():
+                if old.name.startswith(f".{destination.name}.stages-") and old.is_dir():
+                    with contextlib.suppress(ExportError), package_swap.writer_lock(old):
+                        package_swap.remove_package(old)
+            folder.mkdir()
+            yield folder
+    finally:
+        package_swap.remove_package(folder)
+        with contextlib.suppress(OSError):
+            for path in made:
+                path.rmdir()
