@@ -11,6 +11,8 @@ from onnxlm.manifest import MANIFEST_NAME, is_package, read_manifest
 
 # Files that desktops leave in any folder.
 _CLUTTER = frozenset({".DS_Store", "Thumbs.db", "desktop.ini"})
+# A manifest while it is written; what a killed process leaves of one is no reason to refuse.
+MANIFEST_PART = f"{MANIFEST_NAME}.part"
 
 
 def check_destination(path: Path | str) -> Path:
@@ -79,7 +81,7 @@ def _check_replaceable(destination: Path) -> None:
             fix="delete the folder first",
         ) from error
     strangers = sorted(n for n in names - listed.keys() if n.rpartition("/")[2] not in _CLUTTER)
-    strangers = [name for name in strangers if name != MANIFEST_NAME]
+    strangers = [name for name in strangers if name not in (MANIFEST_NAME, MANIFEST_PART)]
     if strangers:
         raise ExportError(
             f"{destination}: holds files that are no part of the package there, so it is not replaced",

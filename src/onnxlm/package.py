@@ -8,19 +8,20 @@ import errno
 import hashlib
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from onnxlm import package_swap, strict_json
-from onnxlm.destination import check_destination, files_in
+from onnxlm.destination import MANIFEST_PART, check_destination, files_in
 from onnxlm.errors import ExportError, PackageError
 from onnxlm.external_data import check_external_data
 from onnxlm.integrity import check_inside, hash_file, verify_files
 from onnxlm.manifest import MANIFEST_NAME, FileSpec, Manifest, is_package, read_manifest
 
-__all__ = ["Package", "PackageWriter", "check_destination", "open_package"]
+__all__ = ["Package", "PackageWriter", "check_destination", "open_package", "record_figures"]
 
 # How long a reader waits for a writer that has moved the old package aside and not yet the new one in.
 _SWAP_WAIT_S = 2.0
@@ -120,6 +121,53 @@ def open_package(path: Path | str, verify: str = "auto") -> Package:
     return Package(path, manifest)
 
 
+def record_figures(
+    path: Path | str,
+    *,
+    quality: Mapping[str, float] | None = None,
+    parity: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """Write measured figures into the manifest of a package in place; its other files are not touched.
+
+    Args:
+        path: The package's folder.
+        quality: Replaces the field `quality`; None leaves it.
+        parity: Replaces the field `parity`; None leaves it.
+
+    Returns:
+        The new manifest.
+
+    Raises:
+        PackageError: There is no package, its manifest is damaged, or a figure is no finite number.
+        ExportError: Another process is writing the package, or the manifest cannot be written.
+    """
+    folder = Path(path).resolve()
+    given = {"quality": quality, "parity": parity}
+    fields = {name: dict(figures) for name, figures in given.items() if figures is not None}
+    read_manifest(folder)  # no lock beside what is no package
+    try:
+        with package_swap.writer_lock(folder):
+            manifest = dataclasses.replace(read_manifest(folder), **fields)
+            _write_manifest(folder, manifest)
+    except OSError as error:
+        raise ExportError(
+            f"{folder / MANIFEST_NAME}: cannot be written", found=error.strerror
+        ) from error
+    return manifest
+
+
+def _write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Put the manifest in place at once: a reader finds the old one or the new one."""
+    part = folder / MANIFEST_PART
+    try:
+        part.write_text(manifest.to_json(), encoding="utf-8")
+        _flush(part)
+        os.replace(part, folder / MANIFEST_NAME)
+    finally:
+        part.unlink(missing_ok=True)
+    _flush(folder)
+
+
 def _await_swap(path: Path) -> None:
     """Where a writer was killed between two renames, finish its work; wait for one that is alive."""
     destination = path.resolve()
@@ -187,13 +235,9 @@ class PackageWriter:
             weights = dataclasses.replace(weights, bytes=files[weights.file].bytes)
         manifest = dataclasses.replace(manifest, files=files, weights=weights)
         manifest.check(str(self.path / MANIFEST_NAME))
-        part = self.path / f"{MANIFEST_NAME}.part"
-        part.write_text(manifest.to_json(), encoding="utf-8")
         for name in files:
             _flush(self.path / name)
-        _flush(part)
-        os.replace(part, self.path / MANIFEST_NAME)
-        _flush(self.path)
+        _write_manifest(self.path, manifest)
         package_swap.swap_in(self.path, self.destination)
         self._finished = True
         _flush(self.destination.parent)
