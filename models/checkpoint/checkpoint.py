@@ -21,7 +21,7 @@ class Checkpoint:
 
     Attributes:
         path: The folder or file.
-        kind: "huggingface" or "gguf".
+        kind: "huggingface", "gguf" or "package".
         raw_config: The config in Hugging Face's keys.
         config: The same, parsed.
         architecture: The model family.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,17 @@ def read_huggingface(folder: Path) -> Checkpoint:
         CheckpointError: A file is absent, damaged, or does not fit the others.
         ConfigError: A field is missing or asks for what is not supported.
     """
+    described = describe_folder(folder, "huggingface")
+    stored, files = read_folder(folder)
+    return dataclasses.replace(
+        described,
+        provenance={"files": {path.name: path.stat().st_size for path in files}},
+        tensors=match(stored, described.architecture, described.config, str(folder)),
+    )
+
+
+def describe_folder(folder: Path, kind: str) -> Checkpoint:
+    """Config, generation config and tokenizer of a folder that has them as Hugging Face does; no tensors."""
     raw_config = read_json(inside(folder, CONFIG))
     check_token_ids(raw_config, CONFIG)
     reader = ConfigReader(raw_config, CONFIG)
@@ -39,19 +51,17 @@ def read_huggingface(folder: Path) -> Checkpoint:
     if (folder / GENERATION_CONFIG).exists():
         generation_config = read_json(inside(folder, GENERATION_CONFIG))
         check_token_ids(generation_config, GENERATION_CONFIG)
-    tokenizer_files = _read_tokenizer_files(folder)
-    stored, files = read_folder(folder)
     return Checkpoint(
         path=folder,
-        kind="huggingface",
+        kind=kind,
         raw_config=raw_config,
         config=config,
         architecture=architecture,
         generation_config=generation_config,
-        tokenizer_files=tokenizer_files,
+        tokenizer_files=_read_tokenizer_files(folder),
         quantized={},
-        provenance={"files": {path.name: path.stat().st_size for path in files}},
-        tensors=match(stored, architecture, config, str(folder)),
+        provenance={},
+        tensors={},
     )
 
 

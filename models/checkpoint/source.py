@@ -8,17 +8,18 @@ from pathlib import Path
 from gguf.constants import GGUF_MAGIC
 
 from onnxlm.errors import CheckpointError
+from onnxlm.manifest import is_package
 from onnxlm.models.checkpoint.checkpoint import Checkpoint
 from onnxlm.models.checkpoint.gguf_checkpoint import read_gguf
 from onnxlm.models.checkpoint.hub import fetch, is_hub_id
 from onnxlm.models.checkpoint.huggingface import CONFIG, read_huggingface
 from onnxlm.models.checkpoint.matching import listed
+from onnxlm.models.checkpoint.package import read_package
 from onnxlm.models.checkpoint.safetensors_file import has_weights
 
-PACKAGE_MANIFEST = "onnxlm.json"
 ACCEPTED = (
     "a folder with config.json and safetensors, a GGUF file or a folder with one, "
-    "or a Hub id (org/name)"
+    "a full-precision package, or a Hub id (org/name)"
 )
 
 
@@ -26,7 +27,7 @@ def read(source: str | Path) -> Checkpoint:
     """Read a checkpoint's config, tokenizer and tensor list, and check them; weights stay on disk.
 
     Args:
-        source: A Hugging Face folder, a GGUF file, a folder with one GGUF file, or a Hub id.
+        source: A Hugging Face folder, a GGUF file, a folder with one GGUF file, a package, or a Hub id.
 
     Raises:
         CheckpointError: The source is none of these, or is incomplete or damaged.
@@ -46,10 +47,8 @@ def read(source: str | Path) -> Checkpoint:
 
 
 def _read_folder(folder: Path) -> Checkpoint:
-    if (folder / PACKAGE_MANIFEST).exists():
-        raise CheckpointError(
-            f"{folder}: a package, not a checkpoint", found=PACKAGE_MANIFEST, allowed=ACCEPTED
-        )
+    if is_package(folder):
+        return read_package(folder)
     gguf_files = sorted(folder.glob("*.gguf"))
     has_config = (folder / CONFIG).exists()
     if len(gguf_files) == 1 and not (has_config and has_weights(folder)):

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
+from onnxlm.integrity import hash_file
 from onnxlm.io_spec import StateSpec, TensorSpec
-from onnxlm.manifest import GraphSpec, Manifest, ParameterSpec, Producer, WeightsSpec
+from onnxlm.manifest import (
+    MANIFEST_NAME,
+    GraphSpec,
+    Manifest,
+    ParameterSpec,
+    Producer,
+    WeightsSpec,
+    read_manifest,
+)
 from onnxlm.package import Package, PackageWriter
 
 # An empty ModelProto with ir_version 10: real ONNX without the onnx package.
@@ -53,3 +63,12 @@ def write_package(path: Path, weights: bytes = b"w" * 1000, mark: str = "") -> P
         (writer.path / "model.onnx_data").write_bytes(weights)
         (writer.path / "config.json").write_text(f'{{"mark": "{mark}"}}', encoding="utf-8")
         return writer.finish(sample_manifest({"mark": mark}))
+
+
+def replace_file(path: Path, name: str, content: bytes) -> None:
+    """Change a file of a package together with its hash, as a package written so would have it."""
+    (path / name).write_bytes(content)
+    manifest = read_manifest(path)
+    files = {**manifest.files, name: hash_file(path / name)}
+    text = dataclasses.replace(manifest, files=files).to_json()
+    (path / MANIFEST_NAME).write_text(text, encoding="utf-8")

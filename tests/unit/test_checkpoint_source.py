@@ -10,7 +10,7 @@ from huggingface_hub import constants
 from support.gguf_writer import write_gguf
 from support.hot import hot_model, save_folder
 
-from onnxlm.errors import CheckpointError
+from onnxlm.errors import CheckpointError, PackageError
 from onnxlm.models.checkpoint import hub, read
 from onnxlm.models.registry import find_architecture
 
@@ -46,9 +46,10 @@ def test_single_weight_file_is_answered_with_its_folder(tmp_path: Path) -> None:
         read(tmp_path / "model.safetensors")
 
 
-def test_package_is_not_a_checkpoint(tmp_path: Path) -> None:
+def test_half_a_package_is_no_folder_of_another_kind(tmp_path: Path) -> None:
+    save_folder(hot_model(TINY), tmp_path)
     (tmp_path / "onnxlm.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="a package, not a checkpoint"):
+    with pytest.raises(PackageError, match=r"onnxlm\.json: field 'producer' is missing"):
         read(tmp_path)
 
 
