@@ -14,9 +14,8 @@ from onnxlm.errors import InputError
 from onnxlm.package import Package, open_package
 from onnxlm.runtime.engine import PREFILL_CHUNK, Batch, Floats, Sessions
 from onnxlm.runtime.generate import Timings, token_steps
-from onnxlm.runtime.providers import find_provider
 from onnxlm.runtime.sampling_params import SamplingParams
-from onnxlm.runtime.session import SessionConfig, open_session
+from onnxlm.runtime.session import SessionConfig, device_of, open_session
 from onnxlm.runtime.stopping import RowStops, StopReason, read_eos_token_ids
 from onnxlm.runtime.streaming import TextStream
 from onnxlm.runtime.tokenizer import Tokenizer
@@ -214,15 +213,15 @@ def load(
         ProviderError: The provider is not known or not available.
     """
     config = SessionConfig(provider=provider, **session)
-    device = find_provider(provider).device
     package = open_package(path, verify)
     manifest = package.manifest
+    prefill = open_session(package.graph_path(io_spec.PREFILL), config)
     sessions = Sessions(
-        prefill=open_session(package.graph_path(io_spec.PREFILL), config),
+        prefill=prefill,
         decode=open_session(package.graph_path(io_spec.DECODE), config),
         states=manifest.states,
         vocab_size=manifest.vocab_size,
         context_length=manifest.context_length,
-        device=(device, config.device_id),
+        device=device_of(prefill, config.device_id),
     )
     return LanguageModel(package, sessions, Tokenizer.from_folder(path, manifest.vocab_size))

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnxruntime as ort
 
 from onnxlm.errors import PackageError, ProviderError
-from onnxlm.runtime.providers import find_provider, require_provider
+from onnxlm.runtime.providers import find_provider, provider_names, require_provider
 from onnxlm.runtime.saturation import products_saturate
 
 _ERRORS_ONLY = 3
@@ -81,9 +81,16 @@ def open_session(
     except Exception as error:  # onnxruntime raises its own classes, one a status code
         raise PackageError(f"{path}: onnxruntime cannot load it", found=str(error)) from error
     active = session.get_providers()
-    if active[0] != usable.ort_name:
+    if active[0] != usable.ort_name and not config.allow_fallback:
         raise ProviderError(
             f"asked for {usable.ort_name}, the session runs on {', '.join(active)}",
             fix="use --allow-fallback to accept that",
         )
     return session
+
+
+def device_of(session: ort.InferenceSession, device_id: int) -> tuple[str, int]:
+    """Device type and number of the buffers that the session reads, by the provider it really runs on."""
+    active = session.get_providers()[0]
+    devices = [p.device for p in map(find_provider, provider_names()) if p.ort_name == active]
+    return (devices[0], device_id) if devices and devices[0] != "cpu" else ("cpu", 0)

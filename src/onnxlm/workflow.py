@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxlm import package_swap
-from onnxlm.errors import ExportError
+from onnxlm.errors import ExportError, QuantizationError
 from onnxlm.manifest import PRECISIONS, is_package
 from onnxlm.package import Package, check_destination
 from onnxlm.progress import Progress, silent
 
 if TYPE_CHECKING:
+    from onnxlm.quantize import QuantizeOptions
     from onnxlm.quantized_tensor import QuantizedTensor
 
 _FULL = ("fp32", "fp16")
@@ -31,7 +32,7 @@ def make_package(
     precision: str = "fp32",
     lowering: str = "ort",
     requantize: bool = False,
-    calibration_text: str | None = None,
+    options: QuantizeOptions | None = None,
     progress: Progress = silent,
 ) -> Package:
     """Make a package of a checkpoint, or of a full-precision package, in the precision asked for.
@@ -44,7 +45,7 @@ def make_package(
         precision: "fp32", "fp16", "int8" or "int4".
         lowering: "ort" (fused operators of ONNX Runtime) or "portable" (standard ONNX only).
         requantize: Quantize anew what the source holds quantized.
-        calibration_text: Text that shows a quantizer what activations look like; a bundled one when None.
+        options: What else a quantizer may be told (int8, int4).
         progress: Told of the stages.
 
     Raises:
@@ -55,13 +56,17 @@ def make_package(
         raise ExportError("precision", found=repr(precision), allowed=", ".join(PRECISIONS))
     check_destination(out)
     if precision in _FULL:
+        if requantize or options is not None:
+            raise ExportError(
+                "options of a quantizer", found=f"precision {precision}", allowed=", ".join(_BITS)
+            )
         from onnxlm.export import export
 
         return export(source, out, precision=precision, lowering=lowering, progress=progress)
+    if lowering != "ort":
+        raise QuantizationError("lowering", found=f"{lowering} in {precision}", allowed="ort")
     if is_package(source):
-        return quantize_package(
-            source, out, scheme=precision, calibration_text=calibration_text, progress=progress
-        )
+        return quantize_package(source, out, scheme=precision, options=options, progress=progress)
     from onnxlm.export import export
     from onnxlm.models.checkpoint import read
 
@@ -76,7 +81,7 @@ def make_package(
             out,
             scheme=precision,
             given=given,
-            calibration_text=calibration_text,
+            options=options,
             progress=progress,
         )
 
@@ -87,7 +92,7 @@ def quantize_package(
     *,
     scheme: str,
     given: Mapping[str, QuantizedTensor] | None = None,
-    calibration_text: str | None = None,
+    options: QuantizeOptions | None = None,
     progress: Progress = silent,
 ) -> Package:
     """Quantize an fp32 package; see `onnxlm.quantize.quantize`."""
@@ -99,7 +104,7 @@ def quantize_package(
         Path(out),
         scheme=scheme,
         given=given,
-        calibration_text=calibration_text,
+        options=options,
         progress=progress,
     )
 

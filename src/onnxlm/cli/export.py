@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
+from onnxlm.cli.quantize import PrefillRows, quantize_options
 from onnxlm.cli.summary import print_package
 from onnxlm.cli.terminal import progress_bars
 
@@ -21,9 +22,14 @@ class Export:
     """
 
     source: Annotated[
-        str, typer.Argument(help="Folder, GGUF file or Hub id of the model.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="Folder, GGUF file or Hub id of the model.", show_default=False
+        ),
     ]
-    out: Annotated[Path, typer.Argument(help="Folder of the package.", show_default=False)]
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="Folder of the package.", show_default=False)
+    ]
     precision: Annotated[
         str, typer.Option(metavar="fp32|fp16|int8|int4", help="Precision of the weights.")
     ] = "fp32"
@@ -47,6 +53,7 @@ class Export:
             metavar="FILE", help="Text to calibrate on, instead of the bundled one (int8, int4)."
         ),
     ] = None
+    prefill_rows: PrefillRows = False
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the summary as one JSON object.")
     ] = False
@@ -58,10 +65,9 @@ class Export:
 
     def run(self) -> None:
         """Export, then say what was made."""
-        from onnxlm.cli.text_file import read_text
         from onnxlm.workflow import make_package
 
-        text = None if self.calibration is None else read_text(self.calibration)
+        options = quantize_options(self.calibration, self.prefill_rows)
         with progress_bars() as progress:
             package = make_package(
                 self.source,
@@ -69,7 +75,7 @@ class Export:
                 precision=self.precision,
                 lowering=self.lowering,
                 requantize=self.requantize,
-                calibration_text=text,
+                options=options,
                 progress=progress,
             )
         print_package(package, self.as_json)

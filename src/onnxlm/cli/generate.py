@@ -24,9 +24,14 @@ class Generate:
     What is not given is as the model's generation_config.json recommends.
     """
 
-    package: Annotated[Path, typer.Argument(help="Folder of the package.", show_default=False)]
+    package: Annotated[
+        Path, typer.Argument(metavar="PACKAGE", help="Folder of the package.", show_default=False)
+    ]
     prompt: Annotated[
-        str, typer.Argument(help='Text to continue; "-" reads standard input.', show_default=False)
+        str,
+        typer.Argument(
+            metavar="PROMPT", help='Text to continue; "-" reads standard input.', show_default=False
+        ),
     ]
     max_new_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 256
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None
@@ -77,8 +82,8 @@ class Generate:
         result, provider = stream.result, _provider_in_use(model)
         if self.as_json:
             print_json(_facts(result, provider))
-        else:
-            sys.stdout.write("\n")
+            return
+        sys.stdout.write("\n")
         note(_speed_line(result, provider))
 
     def _fields(self) -> dict[str, Any]:

@@ -24,7 +24,8 @@ class Inspect:
     """
 
     source: Annotated[
-        str, typer.Argument(help="Package, model or config.json.", show_default=False)
+        str,
+        typer.Argument(metavar="SOURCE", help="Package, model or config.json.", show_default=False),
     ]
     kv_lengths: Annotated[
         str | None,
