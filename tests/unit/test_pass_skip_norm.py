@@ -77,7 +77,7 @@ NEAR_MISSES = {
 def test_near_misses(inputs: str, body: str) -> None:
     weights = {"norm.weight": random(8), "bias": random(8, seed=3), "plane.weight": random(3, 8)}
     used = {name: value for name, value in weights.items() if name in body}
-    shape = inputs.split("]")[0].split("[")[1]
+    shape = inputs.split("]", maxsplit=1)[0].split("[")[1]
     model = graph(inputs, f"float[{shape}] y", body, used)
     sizes = {"B": 2, "S": 3}
     feeds = {
