@@ -4,50 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxlm.graphs.edit import MICROSOFT, add_tensor, lazy_tensor, new_node, only_user, producer
-from onnxlm.graphs.linear import Linear, made_by_linear
+from onnxlm.graphs.edit import MICROSOFT, add_tensor, lazy_tensor, new_node
+from onnxlm.graphs.linear import Linear, Projection
 
 # Metadata key of a merged initializer: [[parameter, first row, end row], ...].
 PARTS = "onnxlm.parts"
-
-
-@dataclass(frozen=True)
-class Projection:
-    """A linear layer with or without a bias.
-
-    Attributes:
-        linear: The product.
-        bias: The initializer [N] added to it, or None.
-        y: What the layer gives: the sum, or the product.
-    """
-
-    linear: Linear
-    bias: ir.Value | None
-    y: ir.Value
-
-
-def projection(value: ir.Value | None) -> Projection | None:
-    """The linear layer that makes `value` when nothing else reads `value`."""
-    if value is None or only_user(value) is None:
-        return None
-    linear = made_by_linear(value)
-    if linear is not None:
-        return Projection(linear, None, value)
-    add = producer(value, "Add")
-    if add is None:
-        return None
-    for product, bias in (add.inputs, reversed(add.inputs)):
-        linear = made_by_linear(product)
-        if linear is not None and bias is not None and _is_bias(bias, linear.shape[0]):
-            return Projection(linear, bias, value)
-    return None
 
 
 def can_merge(parts: Sequence[Projection | None]) -> list[Projection] | None:
@@ -94,12 +61,6 @@ def layer_stem(parts: Sequence[Projection]) -> str:
     """The parameter name up to the layer's own: `layers.0.mlp.` of `layers.0.mlp.up_proj.weight`."""
     block = parts[0].linear.name.split(".")[:-2]
     return "".join(f"{part}." for part in block)
-
-
-def _is_bias(value: ir.Value, size: int) -> bool:
-    if not value.is_initializer() or value.is_graph_input() or value.const_value is None:
-        return False
-    return tuple(value.const_value.shape) == (size,)
 
 
 def _merged_weight(graph: ir.Graph, linears: Sequence[Linear], name: str) -> ir.Value:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from onnxlm.export.passes._merge import Projection, can_merge, layer_stem, merge, projection
+from onnxlm.export.passes._merge import can_merge, layer_stem, merge
 from onnxlm.graphs.edit import (
     MICROSOFT,
     add_constant,
@@ -16,6 +16,7 @@ from onnxlm.graphs.edit import (
     producer,
     use_domain,
 )
+from onnxlm.graphs.linear import Projection, projection
 
 
 def apply(model: ir.Model) -> int:

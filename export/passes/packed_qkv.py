@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from onnxlm.export.passes._merge import can_merge, layer_stem, merge, projection
+from onnxlm.export.passes._merge import can_merge, layer_stem, merge
 from onnxlm.graphs.edit import MICROSOFT, drop_unused, is_op, use_domain
+from onnxlm.graphs.linear import projection
 
 
 def apply(model: ir.Model) -> int:

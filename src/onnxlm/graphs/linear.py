@@ -99,6 +99,44 @@ def made_by_linear(value: ir.Value | None) -> Linear | None:
     return as_linear(value.producer())
 
 
+@dataclass(frozen=True)
+class Projection:
+    """A linear layer with or without a bias.
+
+    Attributes:
+        linear: The product.
+        bias: The initializer [N] added to it, or None.
+        y: What the layer gives: the sum, or the product.
+    """
+
+    linear: Linear
+    bias: ir.Value | None
+    y: ir.Value
+
+
+def projection(value: ir.Value | None) -> Projection | None:
+    """The linear layer that makes `value` when nothing else reads `value`."""
+    if value is None or only_user(value) is None:
+        return None
+    linear = made_by_linear(value)
+    if linear is not None:
+        return Projection(linear, None, value)
+    add = producer(value, "Add")
+    if add is None:
+        return None
+    for product, bias in (add.inputs, reversed(add.inputs)):
+        linear = made_by_linear(product)
+        if linear is not None and bias is not None and _is_bias(bias, linear.shape[0]):
+            return Projection(linear, bias, value)
+    return None
+
+
+def _is_bias(value: ir.Value, size: int) -> bool:
+    if not value.is_initializer() or value.is_graph_input() or value.const_value is None:
+        return False
+    return tuple(value.const_value.shape) == (size,)
+
+
 def _is_stored_matrix(value: ir.Value | None) -> bool:
     """Whether `value` is a 2-D initializer that no caller can override."""
     if value is None or not value.is_initializer() or value.is_graph_input():
