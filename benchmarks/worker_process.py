@@ -1,0 +1,135 @@
+"""The driver's end of a worker: starts it, asks it, watches how much of the machine others take."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from onnxlm.runtime.bench import SETTLE_S, Sample
+from onnxlm.runtime.memory import Memory, read_memory
+
+WORKERS = Path(__file__).parent / "workers"
+
+
+class WorkerError(RuntimeError):
+    """A worker did not start, answered with an error, or died."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """How to start a worker.
+
+    Attributes:
+        name: The contestant's.
+        kind: File in `workers/`.
+        python: Interpreter that has its library.
+        path: Model it loads.
+        threads: Threads inside an operator.
+    """
+
+    name: str
+    kind: str
+    python: str
+    path: str
+    threads: int
+
+
+@dataclass
+class Worker:
+    """A running worker.
+
+    Attributes:
+        spec: What it runs.
+        ready: What it said when its model was loaded: load_s, bytes, version.
+        foreign_load: Cores that other processes used during each timed run; empty where /proc is absent.
+    """
+
+    spec: Spec
+    ready: dict[str, Any] = field(default_factory=dict)
+    foreign_load: list[float] = field(default_factory=list)
+    _process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until its model is loaded."""
+        spec = self.spec
+        environment = {**os.environ, "OMP_NUM_THREADS": str(spec.threads)}
+        self._process = subprocess.Popen(
+            [spec.python, str(WORKERS / f"{spec.kind}.py"), spec.path, str(spec.threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        self.ready = self._answer()
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """Send a request and wait for the answer."""
+        process = self._running()
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        return self._answer()
+
+    def run(self, ids: list[int], new_tokens: int) -> Sample:
+        """One timed run."""
+        time.sleep(SETTLE_S)
+        pid = self._running().pid
+        before, start = _cpu_seconds(pid), time.perf_counter()
+        answer = self.ask(do="run", ids=ids, new_tokens=new_tokens)
+        after, wall = _cpu_seconds(pid), time.perf_counter() - start
+        if before is not None and after is not None:
+            others = (after[0] - before[0]) - (after[1] - before[1])
+            self.foreign_load.append(max(0.0, others) / wall)
+        return Sample(answer["prefill_s"], tuple(answer["step_s"]))
+
+    def memory(self) -> Memory:
+        """What the worker's process holds."""
+        return read_memory(self._running().pid)
+
+    def stop(self) -> None:
+        """End it."""
+        if self._process is None:
+            return
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()  # a worker ends with its input
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def _running(self) -> subprocess.Popen[str]:
+        if self._process is None:
+            raise WorkerError(f"{self.spec.name}: is not running")
+        return self._process
+
+    def _answer(self) -> dict[str, Any]:
+        process = self._running()
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise WorkerError(f"{self.spec.name}: ended with code {process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise WorkerError(f"{self.spec.name}: {answer['error']}")
+        return answer
+
+
+def _cpu_seconds(pid: int) -> tuple[float, float] | None:
+    """Seconds of processor time that the machine and one process have used; None where /proc is absent."""
+    try:
+        machine = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
+        process = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return None
+    user, nice, system, _, _, irq, softirq, steal = (int(n) for n in machine[1:9])
+    tick = os.sysconf("SC_CLK_TCK")
+    busy = user + nice + system + irq + softirq + steal
+    return busy / tick, (int(process[11]) + int(process[12])) / tick
