@@ -95,8 +95,8 @@ def probe_graph(file: Path, layers: int) -> tuple[bytes, list[str]]:
     if len(streams) != layers + 1:
         raise ExportError(
             f"{file}: the layers cannot be told apart by the names of their parameters",
-            found=f"{max(0, len(streams) - 1)} layers",
-            allowed=layers,
+            found=f"{len(streams)} places between layers",
+            allowed=layers + 1,
         )
     for index, value in enumerate(streams):
         value.name = value.name or f"residual_stream.{index}"
