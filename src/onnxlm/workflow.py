@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from onnxlm import package_swap
 from onnxlm.errors import ExportError, QuantizationError
-from onnxlm.manifest import PRECISIONS, is_package
+from onnxlm.manifest import PRECISIONS, is_package, read_manifest
 from onnxlm.package import Package, check_destination
 from onnxlm.progress import Progress, silent
 
@@ -35,12 +35,12 @@ def make_package(
     options: QuantizeOptions | None = None,
     progress: Progress = silent,
 ) -> Package:
-    """Make a package of a checkpoint, or of a full-precision package, in the precision asked for.
+    """Make a package of a checkpoint in the precision asked for.
 
     A source that is block-quantized in the precision asked for keeps its own codes and scales, without loss.
 
     Args:
-        source: What `onnxlm.models.checkpoint.read` accepts; for int8 and int4 an fp32 package too.
+        source: What `onnxlm.models.checkpoint.read` accepts.
         out: A new folder, an empty one, or a package, which is replaced when the new one is whole.
         precision: "fp32", "fp16", "int8" or "int4".
         lowering: "ort" (fused operators of ONNX Runtime) or "portable" (standard ONNX only).
@@ -65,7 +65,7 @@ def make_package(
         return export(source, out, precision=precision, lowering=lowering, progress=progress)
     if lowering != "ort":
         raise QuantizationError("lowering", found=f"{lowering} in {precision}", allowed="ort")
-    if is_package(source):
+    if _can_be_quantized(source):
         return quantize_package(source, out, scheme=precision, options=options, progress=progress)
     from onnxlm.export import export
     from onnxlm.models.checkpoint import read
@@ -107,6 +107,14 @@ def quantize_package(
         options=options,
         progress=progress,
     )
+
+
+def _can_be_quantized(source: str | Path) -> bool:
+    """Whether the source is what a quantizer reads, with nothing to export first."""
+    if not is_package(source):
+        return False
+    manifest = read_manifest(source)
+    return (manifest.precision, manifest.lowering) == ("fp32", "ort")
 
 
 def _same_width(

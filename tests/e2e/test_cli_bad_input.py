@@ -1,4 +1,4 @@
-"""Every bad input is one line that names the file or field and what to do, exit code 2, nothing left behind."""
+"""Every bad input is one line that names the file or field and what to do, exit code 2, nothing left."""
 
 from __future__ import annotations
 

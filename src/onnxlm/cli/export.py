@@ -17,14 +17,14 @@ from onnxlm.cli.terminal import progress_bars
 class Export:
     """Cast a trained model into an ONNX package.
 
-    SOURCE is a Hugging Face folder, a GGUF file or a Hub id (org/name). OUT is a new folder, an empty one, or
-    a package, which is replaced when the new one is whole.
+    SOURCE is a Hugging Face folder, a GGUF file, a Hub id (org/name) or a full-precision package. OUT is a
+    new folder, an empty one, or a package, which is replaced when the new one is whole.
     """
 
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE", help="Folder, GGUF file or Hub id of the model.", show_default=False
+            metavar="SOURCE", help="Folder, GGUF file, Hub id or package.", show_default=False
         ),
     ]
     out: Annotated[

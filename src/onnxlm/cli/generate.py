@@ -59,7 +59,7 @@ class Generate:
 
     examples: ClassVar[tuple[str, ...]] = (
         'onnxlm generate smollm2-int8 "The capital of France is" --max-new-tokens 32',
-        'onnxlm generate smollm2-int8 "Tell me a joke." --chat --temperature 0.7 --seed 1',
+        'onnxlm generate smollm2-int8 "Tell me a joke." --chat --temperature 0.7',
         "onnxlm generate smollm2-int8 - < prompt.txt",
     )
 

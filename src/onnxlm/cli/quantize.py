@@ -50,7 +50,7 @@ class Quantize:
 
     examples: ClassVar[tuple[str, ...]] = (
         "onnxlm quantize smollm2-fp32 smollm2-int8 --scheme int8",
-        "onnxlm quantize smollm2-fp32 smollm2-int4 --scheme int4 --calibration my-text.txt",
+        "onnxlm quantize my-fp32 my-int4 --scheme int4 --calibration my-text.txt",
     )
 
     def run(self) -> None:
