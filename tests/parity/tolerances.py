@@ -6,28 +6,13 @@ catch is far above it: on the models of `support.hot` a dropped feature moves lo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from onnxlm.tolerances import PARITY, Tolerance
 
-
-@dataclass(frozen=True)
-class Tolerance:
-    """A bound on the largest absolute difference, and where it comes from."""
-
-    bound: float
-    reason: str
-
-
-# (stage, element type) -> tolerance.
+# (stage, element type) -> tolerance. Packages are held to the bounds that `onnxlm verify` holds them to.
 TOLERANCES = {
-    ("eager", "float32"): Tolerance(
-        1e-4, "sums of a few hundred fp32 products in another order, through every layer"
-    ),
-    ("graph", "float32"): Tolerance(
-        1e-4, "as eager; ONNX Runtime's fused kernels order their sums in their own way"
-    ),
-    ("graph", "float16"): Tolerance(
-        1e-2, "11 bits of mantissa (5e-4) in weights and activations, grown by hot layers"
-    ),
+    ("eager", "float32"): PARITY["fp32"],
+    ("graph", "float32"): PARITY["fp32"],
+    ("graph", "float16"): PARITY["fp16"],
     ("pass", "float32"): Tolerance(
         1e-5, "one operator against the few that it replaces: a handful of roundings (1.2e-7)"
     ),
