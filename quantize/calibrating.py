@@ -14,39 +14,38 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from onnxlm import io_spec
+from onnxlm.graphs.edit import drop_unused
 from onnxlm.io_spec import StateSpec
 from onnxlm.progress import Progress
-from onnxlm.quantize.structure import LinearInput
 
 _FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 _ERRORS_ONLY = 3
 
-# Called with the input's name and its values, float32 [tokens, K].
+# Called with a value's name and the value, float32 [tokens, K].
 Observer = Callable[[str, NDArray[np.float32]], None]
 
 
 def observe(
     model: ir.Model,
     folder: Path,
-    inputs: Sequence[LinearInput],
+    names: Sequence[str],
     windows: Sequence[Sequence[int]],
     states: Sequence[StateSpec],
     observer: Observer,
     progress: Progress,
 ) -> None:
-    """Run every window of tokens by itself and hand each linear input to the observer.
+    """Run every window of tokens by itself and hand the named values to the observer.
 
     Args:
         model: The prefill graph; not changed.
         folder: Where its external data lies.
-        inputs: What to observe.
+        names: Values [batch, tokens, K] to observe.
         windows: Token ids of each window.
         states: The graph's caches; every window starts with empty ones.
         observer: Receives the values.
         progress: Told of the windows done.
     """
-    session = _session(model, folder, [item.name for item in inputs])
-    names = [item.name for item in inputs]
+    session = _session(model, folder, names)
     empty = {state.past: np.zeros(_empty(state), dtype=state.dtype) for state in states}
     for done, window in enumerate(windows):
         progress("calibrate", done, len(windows))
@@ -54,7 +53,6 @@ def observe(
         feeds = {
             io_spec.INPUT_IDS: ids,
             io_spec.ATTENTION_MASK: np.ones_like(ids),
-            io_spec.LOGITS_TO_KEEP: np.array(len(window), dtype=np.int64),
             **empty,
         }
         for name, values in zip(names, session.run(names, feeds), strict=True):
@@ -63,18 +61,22 @@ def observe(
 
 
 def _session(model: ir.Model, folder: Path, names: Sequence[str]) -> ort.InferenceSession:
+    """The part of a graph that makes the named values: no head, no caches."""
     watched = model.clone()
-    graph = watched.graph
-    values = {v.name: v for node in graph for v in node.outputs}
-    outputs = {v.name for v in graph.outputs}
+    values = {value.name: value for node in watched.graph for value in node.outputs}
+    watched.graph.outputs.clear()
     for name in names:
-        if name not in outputs:
-            value = values[name]
-            value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
-            graph.outputs.append(value)
+        value = values[name]
+        value.type = value.type or ir.TensorType(ir.DataType.FLOAT)
+        watched.graph.outputs.append(value)
+    drop_unused(watched)
+    for value in [value for value in watched.graph.inputs if not value.uses()]:
+        watched.graph.inputs.remove(value)
     options = ort.SessionOptions()
     options.log_severity_level = _ERRORS_ONLY
     options.add_session_config_entry(_FOLDER_KEY, str(folder))
+    # A few long runs: weights are read from the mapped file, not packed into a second copy.
+    options.add_session_config_entry("session.disable_prepacking", "1")
     data = ir.to_proto(watched).SerializeToString()
     return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 

@@ -1,20 +1,28 @@
 """Linear layers and embeddings of a graph as the quantized operators of ONNX Runtime.
 
 Legend: N rows (outputs) and K columns (inputs) of a weight, B blocks a row.
+
+Names of what is stored for a weight `w`:
+    w.q4, w.q8          codes, uint8, as MatMulNBits reads them; padded to whole blocks
+    w.scale             float32 or float16 [N, B]
+    w.minimum           float16 [N, B], or w.offset, float32 or float16 [B, N]
+    w.row_codes         int8 [K, N], with w.row_scale, float32 [N], where prefill has its own weights
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxlm.graphs.edit import MICROSOFT, add_constant, new_node, replace
-from onnxlm.graphs.linear import Linear
-from onnxlm.quantize.blocks import pack_gather, pack_matmul
+from onnxlm.graphs.edit import MICROSOFT, add_constant, add_tensor, lazy_tensor, new_node, replace
+from onnxlm.graphs.linear import Linear, linears
+from onnxlm.quantize.blocks import pack_matmul
 from onnxlm.quantize.row import RowQuantized
+from onnxlm.quantize.structure import embeddings, name_of
 from onnxlm.quantized_tensor import QuantizedTensor
 
 # int8 activations, one scale a block: the level at which every width of code has a fast kernel.
@@ -22,28 +30,66 @@ ACCURACY_LEVEL = 4
 
 
 class Rewriter:
-    """Replaces the linears of one graph; what several of them share is made once.
+    """Puts quantized operators into the graphs of one package; what they share is stored once.
 
     Args:
-        graph: The graph, changed in place.
+        tensors: Codes by the name of the weight that they replace.
     """
 
-    def __init__(self, graph: ir.Graph) -> None:
+    def __init__(self, tensors: Mapping[str, QuantizedTensor]) -> None:
+        self._tensors = tensors
+        self._stored: dict[str, ir.TensorProtocol] = {}
+
+    def rewrite(self, graph: ir.Graph, rows: Mapping[str, RowQuantized]) -> None:
+        """Replace every layer and embedding whose weight has codes.
+
+        Args:
+            graph: The graph, changed in place; the weights stay, unread.
+            rows: Weights that this graph reads with one scale per row instead, by the same names.
+        """
+        edit = _GraphEdit(graph, self._stored)
+        tables = [node for node in embeddings(graph) if _table(node) in self._tensors]
+        flat = {_table(node) for node in tables}
+        for node in tables:
+            edit.embedding(node, self._tensors[_table(node)])
+        for linear in linears(graph):
+            if linear.name in rows:
+                edit.rows(linear, rows[linear.name])
+            elif linear.name in self._tensors:
+                edit.blocks(linear, self._tensors[linear.name], linear.name in flat)
+
+
+def _table(gather: ir.Node) -> str:
+    table = gather.inputs[0]
+    assert table is not None
+    return name_of(table)
+
+
+class _GraphEdit:
+    """The edits of one graph; values that several of them read are made once."""
+
+    def __init__(self, graph: ir.Graph, stored: dict[str, ir.TensorProtocol]) -> None:
         self._graph = graph
+        self._stored = stored
         self._block_sums: dict[tuple[ir.Value, int], ir.Value] = {}
         self._row_inputs: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
         self._widened: dict[str, ir.Value] = {}
 
-    def blocks(self, linear: Linear, tensor: QuantizedTensor) -> None:
+    def blocks(self, linear: Linear, tensor: QuantizedTensor, flat: bool) -> None:
         """y = MatMulNBits(x); offsets add blocksum(x) @ offset.T, so that the operator stays symmetric.
 
         With zero points in floating point the operator leaves its fast path. A code is centred already,
         so w = scale * (code - centre) + offset splits exactly.
         """
         rows, columns = tensor.shape
+        codes = self._codes(linear.name, tensor, flat)
+        if flat:  # an embedding reads them as a matrix; a session folds the Reshape
+            shape = np.array([rows, -1, tensor.block_size * tensor.bits // 8], dtype=np.int64)
+            turned = [codes, self._constant(f"{linear.name}.shape", shape)]
+            codes = self._before(linear, "Reshape", turned)
         node = new_node(
             "MatMulNBits",
-            [linear.x, self._codes(linear, tensor), self._scales(linear.name, tensor)],
+            [linear.x, codes, self._floats(f"{linear.name}.scale", tensor.scale)],
             domain=MICROSOFT,
             attributes={
                 "N": rows,
@@ -55,7 +101,10 @@ class Rewriter:
         )
         nodes = [node]
         if tensor.offset is not None:
-            nodes += self._offset_nodes(linear, tensor, node.outputs[0])
+            sums = self._block_sum(linear, tensor)
+            offset = self._offset(linear, tensor, tensor.offset)
+            correction = new_node("MatMul", [sums, offset])
+            nodes += [correction, new_node("Add", [node.outputs[0], correction.outputs[0]])]
         replace(self._graph, [linear.node], nodes)
 
     def rows(self, linear: Linear, tensor: RowQuantized) -> None:
@@ -63,15 +112,17 @@ class Rewriter:
 
         Activations have one scale a row, computed once per input, so that rows stay independent.
         """
-        quantized, magnitude = self._row_input(linear)
-        graph, name = self._graph, linear.name
+        if linear.x not in self._row_inputs:
+            self._row_inputs[linear.x] = self._quantize_rows(linear)
+        quantized, magnitude = self._row_inputs[linear.x]
+        name = linear.name
         product = new_node(
             "MatMulIntegerToFloat",
             [
                 quantized,
-                add_constant(graph, f"{name}.row_codes", tensor.codes),
+                self._store(f"{name}.row_codes", tensor.codes.shape, np.int8, lambda: tensor.codes),
                 self._scalar("row.scale", 1 / 127, np.float32),
-                add_constant(graph, f"{name}.row_scale", tensor.scale),
+                self._constant(f"{name}.row_scale", tensor.scale),
                 # The weights' zero point is left out, 0 for signed codes: where a session turns them into
                 # unsigned ones it makes a new one, and must not meet one that other products share.
                 self._scalar("row.zero_point", 128, np.uint8),
@@ -79,19 +130,18 @@ class Rewriter:
             domain=MICROSOFT,
         )
         scaled = new_node("Mul", [product.outputs[0], magnitude])
-        replace(graph, [linear.node], [product, scaled])
+        replace(self._graph, [linear.node], [product, scaled])
 
-    def table(self, gather: ir.Node, tensor: QuantizedTensor) -> None:
-        """Gather(table, ids) -> GatherBlockQuantized, on the tensors that a tied head reads too."""
-        source = gather.inputs[0]
-        assert source is not None and source.name is not None
+    def embedding(self, gather: ir.Node, tensor: QuantizedTensor) -> None:
+        """Gather(table, ids) -> GatherBlockQuantized on the codes that a tied head reads too.
+
+        Where K is no multiple of the block, padding is gathered along and cut off.
+        """
+        name, columns = _table(gather), tensor.shape[1]
+        codes = self._codes(name, tensor, flat=True)
         node = new_node(
             "GatherBlockQuantized",
-            [
-                self._flat(source.name, tensor),
-                gather.inputs[1],
-                self._scales(source.name, tensor),
-            ],
+            [codes, gather.inputs[1], self._floats(f"{name}.scale", tensor.scale)],
             domain=MICROSOFT,
             attributes={
                 "bits": tensor.bits,
@@ -100,169 +150,128 @@ class Rewriter:
                 "gather_axis": 0,
             },
         )
-        replace(self._graph, [gather], [node])
+        nodes = [node]
+        if columns % tensor.block_size:
+            ends = [self._integers("index_0", 0), self._integers(f"index_{columns}", columns)]
+            last = self._integers("axis_last", -1)
+            nodes.append(new_node("Slice", [node.outputs[0], *ends, last]))
+        replace(self._graph, [gather], nodes)
 
-    def _codes(self, linear: Linear, tensor: QuantizedTensor) -> ir.Value:
-        """[N, B, bytes a block]; a tied table is stored flat and reshaped, which a session folds."""
-        flat = self._graph.initializers.get(_flat_name(linear.name, tensor))
-        if flat is None:
-            return add_constant(self._graph, f"{linear.name}.q{tensor.bits}", pack_matmul(tensor))
-        shape = np.array(
-            [tensor.shape[0], -1, tensor.block_size * tensor.bits // 8], dtype=np.int64
+    def _codes(self, name: str, tensor: QuantizedTensor, flat: bool) -> ir.Value:
+        """[N, B, bytes a block], or [N, B * bytes a block]: the same bytes."""
+        rows, blocks = tensor.scale.shape
+        size = tensor.block_size * tensor.bits // 8
+        shape = (rows, blocks * size) if flat else (rows, blocks, size)
+        return self._store(
+            f"{name}.q{tensor.bits}", shape, np.uint8, lambda: pack_matmul(tensor).reshape(shape)
         )
-        turned = new_node(
-            "Reshape", [flat, add_constant(self._graph, f"{linear.name}.shape", shape)]
-        )
-        self._graph.insert_before(linear.node, turned)
-        return turned.outputs[0]
 
-    def _flat(self, name: str, tensor: QuantizedTensor) -> ir.Value:
-        return add_constant(self._graph, _flat_name(name, tensor), pack_gather(tensor))
-
-    def _scales(self, name: str, tensor: QuantizedTensor) -> ir.Value:
-        return self._floats(f"{name}.scale", tensor.scale)
-
-    def _floats(self, name: str, array: NDArray[np.float32]) -> ir.Value:
-        """A float32 constant, on disk in 16 bits where that loses nothing; a session folds the Cast."""
-        half = array.astype(np.float16)
-        if not np.array_equal(half.astype(np.float32), array):
-            return add_constant(self._graph, name, array)
-        if name not in self._widened:
-            stored = add_constant(self._graph, name, half)
-            self._widened[name] = self._folded("Cast", stored, to=ir.DataType.FLOAT)
-        return self._widened[name]
-
-    def _folded(self, op_type: str, *inputs: ir.Value, **attributes: object) -> ir.Value:
-        """A node on constants, at the head of the graph."""
-        node = new_node(op_type, inputs, attributes=attributes)
-        first = next(iter(self._graph))
-        self._graph.insert_before(first, node)
-        return node.outputs[0]
-
-    def _offset_nodes(
-        self, linear: Linear, tensor: QuantizedTensor, product: ir.Value
-    ) -> list[ir.Node]:
-        assert tensor.offset is not None
-        sums = self._block_sum(linear, tensor)
-        correction = new_node("MatMul", [sums, self._offset(linear, tensor)])
-        return [correction, new_node("Add", [product, correction.outputs[0]])]
-
-    def _offset(self, linear: Linear, tensor: QuantizedTensor) -> ir.Value:
+    def _offset(
+        self, linear: Linear, tensor: QuantizedTensor, offset: NDArray[np.float32]
+    ) -> ir.Value:
         """The offsets, float32 [B, N].
 
         A GGUF block stores its least value, minimum = offset - centre * scale, in 16 bits: where the
         offsets come back exactly from that, that is what is stored.
         """
-        assert tensor.offset is not None
         name = linear.name
-        centre = np.float32(1 << (tensor.bits - 1))
-        minimum = (tensor.offset - centre * tensor.scale).astype(np.float16)
-        if not np.array_equal(minimum.astype(np.float32) + centre * tensor.scale, tensor.offset):
-            return self._floats(f"{name}.offset", np.ascontiguousarray(tensor.offset.T))
-        scale = self._scales(name, tensor)
-        least = self._floats(f"{name}.minimum", minimum.astype(np.float32))
-        factor = self._scalar(f"centre.{tensor.bits}", float(centre), np.float32)
-        shift = new_node("Mul", [scale, factor])
-        offset = new_node("Add", [least, shift.outputs[0]])
-        turned = new_node("Transpose", [offset.outputs[0]], attributes={"perm": [1, 0]})
-        self._graph.insert_before(linear.node, [shift, offset, turned])
-        return turned.outputs[0]
+        centre = float(1 << (tensor.bits - 1))
+        minimum = _to_half(offset - centre * tensor.scale).astype(np.float32)
+        if not np.array_equal(minimum + centre * tensor.scale, offset):
+            return self._floats(f"{name}.offset", np.ascontiguousarray(offset.T))
+        scale = self._floats(f"{name}.scale", tensor.scale)
+        factor = self._scalar(f"centre.{tensor.bits}", centre, np.float32)
+        shift = self._before(linear, "Mul", [scale, factor])
+        least = self._floats(f"{name}.minimum", minimum)
+        return self._before(linear, "Transpose", [self._before(linear, "Add", [least, shift])])
 
     def _block_sum(self, linear: Linear, tensor: QuantizedTensor) -> ir.Value:
-        """x summed over each block, [..., B]; once per distinct input."""
+        """x [B, S, K] summed over each block; once per distinct input."""
         key = (linear.x, tensor.block_size)
         if key not in self._block_sums:
-            self._block_sums[key] = self._make_block_sum(linear, tensor)
+            size, blocks, x = tensor.block_size, tensor.scale.shape[1], linear.x
+            last = self._integers("axis_last", -1)
+            missing = blocks * size - tensor.shape[1]
+            if missing:
+                pads = self._integers(f"pads_{missing}", 0, missing)
+                x = self._before(linear, "Pad", [x, pads, None, last])
+            shape = self._integers(f"blocks_{blocks}x{size}", 0, 0, blocks, size)
+            split = self._before(linear, "Reshape", [x, shape])
+            self._block_sums[key] = self._before(linear, "ReduceSum", [split, last], keepdims=0)
         return self._block_sums[key]
 
-    def _make_block_sum(self, linear: Linear, tensor: QuantizedTensor) -> ir.Value:
-        size, blocks = tensor.block_size, tensor.scale.shape[1]
-        x = linear.x
-        missing = blocks * size - tensor.shape[1]
-        nodes: list[ir.Node] = []
-        if missing:
-            pads = np.array([0, missing], dtype=np.int64)
-            axis = np.array([-1], dtype=np.int64)
-            pad = new_node(
-                "Pad",
-                [
-                    x,
-                    add_constant(self._graph, f"pads_{missing}", pads),
-                    None,
-                    add_constant(self._graph, "axes_last", axis),
-                ],
-            )
-            nodes.append(pad)
-            x = pad.outputs[0]
-        shape = np.array([0, 0, blocks, size], dtype=np.int64)
-        split = new_node(
-            "Reshape", [x, add_constant(self._graph, f"blocks_{blocks}x{size}", shape)]
-        )
-        axis = np.array([-1], dtype=np.int64)
-        total = new_node(
-            "ReduceSum",
-            [split.outputs[0], add_constant(self._graph, "axes_last", axis)],
-            attributes={"keepdims": 0},
-        )
-        nodes += [split, total]
-        self._graph.insert_before(linear.node, nodes)
-        return total.outputs[0]
-
-    def _row_input(self, linear: Linear) -> tuple[ir.Value, ir.Value]:
-        if linear.x not in self._row_inputs:
-            self._row_inputs[linear.x] = self._quantize_rows(linear)
-        return self._row_inputs[linear.x]
-
     def _quantize_rows(self, linear: Linear) -> tuple[ir.Value, ir.Value]:
-        x, graph = linear.x, self._graph
-        axis = add_constant(graph, "axes_last", np.array([-1], dtype=np.int64))
-        magnitudes = new_node("Abs", [x])
-        largest = new_node("ReduceMax", [magnitudes.outputs[0], axis], attributes={"keepdims": 1})
+        """uint8 codes of x / r, and r."""
+        x, last = linear.x, self._integers("axis_last", -1)
+        largest = self._before(
+            linear, "ReduceMax", [self._before(linear, "Abs", [x]), last], keepdims=1
+        )
         # A row of zeros must not become 0 / 0.
-        floor = self._scalar("row.floor", np.finfo(np.float32).tiny, np.float32)
-        safe = new_node("Max", [largest.outputs[0], floor])
-        unit = new_node("Div", [x, safe.outputs[0]])
-        codes = new_node(
+        floor = self._scalar("row.floor", float(np.finfo(np.float32).tiny), np.float32)
+        magnitude = self._before(linear, "Max", [largest, floor])
+        codes = self._before(
+            linear,
             "QuantizeLinear",
             [
-                unit.outputs[0],
+                self._before(linear, "Div", [x, magnitude]),
                 self._scalar("row.scale", 1 / 127, np.float32),
                 self._scalar("row.zero_point", 128, np.uint8),
             ],
         )
-        graph.insert_before(linear.node, [magnitudes, largest, safe, unit, codes])
-        return codes.outputs[0], safe.outputs[0]
+        return codes, magnitude
+
+    def _floats(self, name: str, array: NDArray[np.float32]) -> ir.Value:
+        """A float32 constant, on disk in 16 bits where that loses nothing; a session folds the Cast."""
+        if name not in self._widened:
+            half = _to_half(array)
+            if np.array_equal(half.astype(np.float32), array):
+                node = new_node(
+                    "Cast", [self._constant(name, half)], attributes={"to": ir.DataType.FLOAT}
+                )
+                self._graph.insert_before(next(iter(self._graph)), node)
+                self._widened[name] = node.outputs[0]
+            else:
+                self._widened[name] = self._constant(name, array)
+        return self._widened[name]
+
+    def _before(
+        self,
+        linear: Linear,
+        op_type: str,
+        inputs: Sequence[ir.Value | None],
+        **attributes: object,
+    ) -> ir.Value:
+        """The outcome of a new node in front of a linear."""
+        node = new_node(op_type, inputs, attributes=attributes)
+        self._graph.insert_before(linear.node, node)
+        return node.outputs[0]
+
+    def _store(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: type[np.generic],
+        make: Callable[[], NDArray[Any]],
+    ) -> ir.Value:
+        """An initializer that all graphs share and that is made when it is written."""
+        if name in self._graph.initializers:
+            return self._graph.initializers[name]
+        if name not in self._stored:
+            kind = ir.DataType.from_numpy(np.dtype(dtype))
+            self._stored[name] = lazy_tensor(name, kind, shape, make)
+        return add_tensor(self._graph, self._stored[name])
+
+    def _constant(self, name: str, array: NDArray[Any]) -> ir.Value:
+        return self._store(name, array.shape, array.dtype.type, lambda: array)
+
+    def _integers(self, name: str, *values: int) -> ir.Value:
+        return add_constant(self._graph, name, np.array(values, dtype=np.int64))
 
     def _scalar(self, name: str, value: float, dtype: type[np.generic]) -> ir.Value:
         return add_constant(self._graph, name, np.array(value, dtype=dtype))
 
 
-def _flat_name(name: str, tensor: QuantizedTensor) -> str:
-    return f"{name}.q{tensor.bits}_rows"
-
-
-def concatenate(parts: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
-    """Rows of several tensors under one another, exactly; None when their blocks differ in size.
-
-    Four-bit rows beside eight-bit ones become eight-bit codes of the same values.
-    """
-    if len({(part.block_size, part.shape[1]) for part in parts}) != 1:
-        return None
-    bits = max(part.bits for part in parts)
-    offset: NDArray[np.float32] | None = None
-    if any(part.offset is not None for part in parts):
-        offset = np.concatenate(
-            [np.zeros_like(p.scale) if p.offset is None else p.offset for p in parts]
-        )
-    return QuantizedTensor(
-        bits,
-        parts[0].block_size,
-        np.concatenate([_widened(part, bits) for part in parts]),
-        np.concatenate([part.scale for part in parts]),
-        offset,
-    )
-
-
-def _widened(tensor: QuantizedTensor, bits: int) -> NDArray[np.uint8]:
-    shift = (1 << (bits - 1)) - (1 << (tensor.bits - 1))
-    return tensor.codes + np.uint8(shift)
+def _to_half(array: NDArray[np.float32]) -> NDArray[np.float16]:
+    """Rounded to 16 bits; infinite where those do not reach."""
+    with np.errstate(over="ignore"):
+        return array.astype(np.float16)

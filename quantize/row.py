@@ -27,7 +27,8 @@ class RowQuantized:
 
 def quantize_rows(weight: NDArray[np.float32]) -> RowQuantized:
     """Round a weight [N, K] to the nearest of 255 levels of its output channel."""
-    peak = np.abs(weight).max(axis=1)
-    scale = np.where(peak > 0, peak, 1.0).astype(np.float32) / np.float32(127)
+    # A channel of zeros must not become 0 / 0.
+    peak = np.maximum(np.abs(weight).max(axis=1), np.finfo(np.float32).tiny)
+    scale = (peak / np.float32(127)).astype(np.float32)
     codes = np.rint(weight / scale[:, None]).astype(np.int8)
     return RowQuantized(np.ascontiguousarray(codes.T), scale)
