@@ -57,7 +57,9 @@ def _stored(name: str, graph: ir.Graph, place: ParameterSpec, file: str) -> Stor
     tensor = graph.initializers[place.tensor].const_value
     if tensor is None:
         raise CheckpointError(f"{file}: {place.tensor} has no value")
-    whole = tuple(int(dim) for dim in tensor.shape)  # type: ignore[call-overload]
+    whole = tuple(
+        dim for dim in tensor.shape if isinstance(dim, int)
+    )  # a stored tensor has no other
     shape = whole[::-1] if place.transposed else whole
     start, end = place.rows if place.rows is not None else (0, shape[0])
 

@@ -143,7 +143,9 @@ def record_figures(
     """
     folder = Path(path).resolve()
     given = {"quality": quality, "parity": parity}
-    fields = {name: dict(figures) for name, figures in given.items() if figures is not None}
+    fields: dict[str, Any] = {
+        name: dict(figures) for name, figures in given.items() if figures is not None
+    }
     read_manifest(folder)  # no lock beside what is no package
     try:
         with package_swap.writer_lock(folder):
