@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from onnxlm import io_spec
 from onnxlm.errors import InputError
 from onnxlm.io_spec import StateSpec
-from onnxlm.runtime.kv_cache import KVCache
+from onnxlm.runtime.kv_cache import Device, Flags, Ids, new_cache
 from onnxlm.runtime.tokenizer import check_token_ids
 
-Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 # Tokens of a prompt that run at once: activations stay bounded, matrix products stay large.
 PREFILL_CHUNK = 512
+_CPU: Device = ("cpu", 0)
 
 
 @dataclass(frozen=True)
@@ -44,37 +44,34 @@ class Sessions:
     states: tuple[StateSpec, ...]
     vocab_size: int
     context_length: int
-    device: tuple[str, int] = ("cpu", 0)
+    device: Device = _CPU
 
 
 class Batch:
-    """The rows of one generation: their cache, their columns, and the step's buffers.
+    """The rows of one generation: their cache and the buffers of a decode step.
 
-    Every column of the cache is in `mask`, padding as 0; tokens of one call are padded on the right.
+    Tokens count as cached when the call that runs them has ended well; after one that raised, an interrupt
+    included, a batch is what it was before.
 
     Attributes:
-        cache: Key and value buffers.
-        lengths: int64 [B], real tokens of each row.
+        rows: B.
+        cache: Key and value buffers, and how many tokens of each row they hold.
         tokens: int64 [B, 1], the tokens that the next decode step reads; a greedy step overwrites them.
     """
 
     def __init__(self, sessions: Sessions, rows: int) -> None:
         self._sessions = sessions
         self.rows = rows
-        self.cache = KVCache(sessions.states, rows, sessions.device)
-        self.lengths: Ids = np.zeros(rows, dtype=np.int64)
-        self._mask: Ids = np.zeros((rows, 0), dtype=np.int64)
-        self._padded = False
-        # One row without padding, the usual case, reads views of this and never builds a mask.
-        self._ones: Ids = np.ones((rows, 0), dtype=np.int64)
-        self.tokens = _on_device(np.zeros((rows, 1), dtype=np.int64), sessions.device)
+        self.cache = new_cache(sessions.states, rows, sessions.context_length, sessions.device)
+        self.tokens = _buffer(np.zeros((rows, 1), dtype=np.int64), sessions.device)
         self._logits: ort.OrtValue | None = None
-        self._bindings: dict[bool, ort.IOBinding] = {}
+        # Of decode steps, by what they put out; they hold on to the cache's buffers.
+        self._bindings: dict[str, ort.IOBinding] = {}
 
     @property
-    def columns(self) -> int:
-        """Cached columns, P."""
-        return int(self._mask.shape[1])
+    def lengths(self) -> Ids:
+        """int64 [B], tokens of each row that are cached."""
+        return self.cache.lengths
 
     def prefill_tokens(self, rows: Sequence[Sequence[int]]) -> Ids:
         """Run new tokens of every row behind what is cached; the arg-max behind each row, int64 [B].
@@ -91,52 +88,51 @@ class Batch:
         return logits
 
     def prefill_all_logits(self, ids: Sequence[int]) -> Floats:
-        """Run one row's new tokens at once; the logits behind every one of them, float32 [S, V]."""
+        """Run the new tokens of the only row at once; the logits behind every one of them, float32 [S, V]."""
         logits: Floats = self._prefill([ids], io_spec.LOGITS, keep=len(ids))[0]
         return logits
 
-    def _prefill(self, rows: Sequence[Sequence[int]], output: str, keep: int = 1) -> NDArray[Any]:
-        """Run the rows in chunks; `keep` above 1 wants one chunk and equal lengths."""
-        ids, lengths = _padded(rows, self._sessions.vocab_size)
-        self._check_room(lengths)
+    def _prefill(
+        self, rows: Sequence[Sequence[int]], output: str, keep: int | None = None
+    ) -> NDArray[Any]:
+        """Run the rows in chunks, or in one of which `keep` logits are wanted; `output` behind each row."""
+        ids, counts = self._padded(rows)
         longest = ids.shape[1]
-        real = np.arange(longest)[None, :] < lengths[:, None]
-        if self.cache.reserve(self.columns + longest, self.columns):
-            self._bindings.clear()
-        result: NDArray[Any] | None = None
-        step = longest if keep > 1 else PREFILL_CHUNK
-        for start in range(0, longest, step):
-            end = min(start + step, longest)
-            part = self._run_chunk(ids[:, start:end], real[:, start:end], output, keep)
-            if result is None:
-                result = part
+        results: NDArray[Any] | None = None
+        start = 0
+        while start < longest:
+            room = self.cache.room(counts > start)
+            end = min(start + (keep or PREFILL_CHUNK), start + room, longest)
+            real = np.arange(start, end) < counts[:, None]
+            result = self._run_chunk(ids[:, start:end], real, output, keep)
+            if results is None:
+                results = result
             else:
-                here = lengths > start  # rows that have ended keep what their last chunk said
-                result[here] = part[here]
-        assert result is not None
-        return result
+                here = real[:, 0]  # rows that have ended keep what their last chunk said
+                results[here] = result[here]
+            start = end
+        assert results is not None
+        return results
 
-    def _run_chunk(
-        self, ids: Ids, real: NDArray[np.bool_], output: str, keep: int
-    ) -> NDArray[np.generic]:
-        sessions = self._sessions
-        self._append(real)
-        binding = sessions.prefill.io_binding()
+    def _run_chunk(self, ids: Ids, real: Flags, output: str, keep: int | None) -> NDArray[Any]:
+        session = self._sessions.prefill
+        mask = self.cache.chunk_mask(real)
+        self._make_room(mask.shape[1])
+        binding = session.io_binding()
         binding.bind_cpu_input(io_spec.INPUT_IDS, np.ascontiguousarray(ids))
-        binding.bind_cpu_input(io_spec.ATTENTION_MASK, np.ascontiguousarray(self._mask))
-        if keep != 1:  # the graph's default
-            kept = ort.OrtValue.ortvalue_from_numpy(np.array(keep, dtype=np.int64))
+        binding.bind_cpu_input(io_spec.ATTENTION_MASK, mask)
+        if keep is not None:
+            # An input with a default is not among those that `bind_cpu_input` knows.
+            kept = _buffer(np.array(keep, dtype=np.int64), _CPU)
             binding.bind_ortvalue_input(io_spec.LOGITS_TO_KEEP, kept)
-        binding.bind_output(output, "cpu")
-        self._bind_states(binding)
-        sessions.prefill.run_with_iobinding(binding)
-        first, *present = binding.get_outputs()
-        if not self.cache.in_place:
-            self.cache.take_present(present)
-        array: NDArray[np.generic] = first.numpy()
+        binding.bind_output(output, *_CPU)
+        self.cache.bind(binding)
+        session.run_with_iobinding(binding)
+        self.cache.commit(real, binding)
+        array: NDArray[Any] = binding.get_outputs()[0].numpy()
         return array
 
-    def decode_tokens(self, live: NDArray[np.bool_] | None = None) -> Ids:
+    def decode_tokens(self, live: Flags | None = None) -> Ids:
         """One greedy step: run `tokens`, one a row, and put the arg-max there.
 
         Args:
@@ -148,11 +144,11 @@ class Batch:
         Raises:
             InputError: The context is full.
         """
-        self._step(False, live)
-        tokens: Ids = self.tokens.numpy()
-        return tokens[:, 0].copy()
+        self._step(io_spec.NEXT_TOKENS, live)
+        tokens: Ids = self.tokens.numpy()[:, 0].copy()
+        return tokens
 
-    def decode_logits(self, live: NDArray[np.bool_] | None = None) -> Floats:
+    def decode_logits(self, live: Flags | None = None) -> Floats:
         """One step whose next token is chosen elsewhere: run `tokens` and leave them alone.
 
         Args:
@@ -164,47 +160,79 @@ class Batch:
         Raises:
             InputError: The context is full.
         """
-        self._step(True, live)
+        self._step(io_spec.LOGITS, live)
         assert self._logits is not None
-        logits: Floats = self._logits.numpy()
-        return logits[:, 0]
+        logits: Floats = self._logits.numpy()[:, 0]
+        return logits
 
-    def _step(self, want_logits: bool, live: NDArray[np.bool_] | None) -> None:
-        grows = np.ones(self.rows, dtype=np.bool_) if live is None else live
-        self._check_room(grows)
-        if self.cache.reserve(self.columns + 1, self.columns):
-            self._bindings.clear()
-        self._append(grows[:, None])
-        binding = self._bindings.get(want_logits)
-        if binding is None:
-            binding = self._bind_decode(want_logits)
-        self._bind_mask(binding)
+    def _step(self, output: str, live: Flags | None) -> None:
+        live = np.ones(self.rows, dtype=np.bool_) if live is None else live
+        self._check_room(live)
+        mask = self.cache.step_mask(live)
+        self._make_room(mask.shape[1])
+        if output not in self._bindings:
+            self._bindings[output] = self._bind_step(output)
+        binding = self._bindings[output]
+        binding.bind_cpu_input(io_spec.ATTENTION_MASK, mask)
         self._sessions.decode.run_with_iobinding(binding)
-        if not self.cache.in_place:
-            self.cache.take_present(binding.get_outputs()[1:])
-            self._bindings.clear()
+        self.cache.commit(live[:, None], binding)
 
-    def set_tokens(self, tokens: Ids) -> None:
-        """Choose the tokens that the next step reads, int64 [B]."""
-        if self._sessions.device[0] == "cpu":
-            self.tokens.numpy()[:, 0] = tokens
-        else:
-            self.tokens.update_inplace(np.ascontiguousarray(tokens[:, None]))
+    def set_tokens(self, tokens: Sequence[int] | Ids) -> None:
+        """Choose the tokens that the next step reads, [B].
 
-    def rewind(self, columns: int) -> None:
-        """Forget all but the first `columns` columns."""
-        if not 0 <= columns <= self.columns:
+        Raises:
+            InputError: An id is out of bounds.
+        """
+        ids = check_token_ids(tokens, self._sessions.vocab_size)
+        self.tokens.update_inplace(ids.reshape(self.rows, 1))
+
+    def rewind(self, lengths: int | Ids) -> None:
+        """Forget all but the first tokens of each row, int64 [B] or one number for all.
+
+        Raises:
+            InputError: A row has fewer tokens.
+        """
+        wanted = np.broadcast_to(np.asarray(lengths, dtype=np.int64), (self.rows,))
+        if (wanted < 0).any() or (wanted > self.lengths).any():
             raise InputError(
-                "rewind past what is cached", found=columns, allowed=f"0 to {self.columns}"
+                "a cache can be rewound to what it holds",
+                found=wanted.tolist(),
+                allowed=f"0 to {self.lengths.tolist()}",
             )
-        self._mask = self._mask[:, :columns]
-        self.lengths = self._mask.sum(axis=1)
-        if not self.cache.in_place:
-            self.cache.keep_first(columns)
-            self._bindings.clear()
+        if (wanted < self.lengths).any():
+            self.cache.rewind(wanted)
+
+    def inputs(self, rows: Sequence[Sequence[int]]) -> dict[str, NDArray[Any]]:
+        """What a call with these new tokens would be fed, by graph input; nothing is run.
+
+        Args:
+            rows: As in `prefill_tokens`; one token a row for the decode graph.
+
+        Raises:
+            InputError: As in `prefill_tokens`.
+        """
+        ids, counts = self._padded(rows)
+        mask = self.cache.chunk_mask(np.arange(ids.shape[1]) < counts[:, None])
+        self._make_room(mask.shape[1])
+        pasts = {name: buffer.numpy() for name, buffer in self.cache.buffers.items()}
+        return {io_spec.INPUT_IDS: ids, io_spec.ATTENTION_MASK: mask, **pasts}
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Ids, Ids]:
+        """Checked ids [B, longest], padded on the right, and the number of each row's [B]."""
+        if len(rows) != self.rows:
+            raise ValueError(f"{len(rows)} rows for a batch of {self.rows}")
+        checked = [check_token_ids(row, self._sessions.vocab_size) for row in rows]
+        counts = np.array([row.size for row in checked], dtype=np.int64)
+        if not counts.all():
+            raise InputError("a prompt is empty", fix="give at least one token")
+        self._check_room(counts)
+        ids: Ids = np.zeros((self.rows, int(counts.max())), dtype=np.int64)
+        for i, row in enumerate(checked):
+            ids[i, : row.size] = row
+        return ids, counts
 
     def _check_room(self, new_tokens: NDArray[Any]) -> None:
-        longest = int((self.lengths + new_tokens).max())
+        longest = int((self.lengths + new_tokens)[new_tokens > 0].max(initial=0))
         if longest > self._sessions.context_length:
             raise InputError(
                 "the context is full",
@@ -213,59 +241,26 @@ class Batch:
                 fix="shorten the prompt or ask for fewer new tokens",
             )
 
-    def _append(self, real: NDArray[np.bool_]) -> None:
-        self._padded = self._padded or not bool(real.all())
-        self.lengths = self.lengths + real.sum(axis=1)
-        columns = self.columns + real.shape[1]
-        if self._ones.shape[1] < columns:
-            self._ones = np.ones((self.rows, 2 * columns), dtype=np.int64)
-        if self._padded:
-            self._mask = np.concatenate((self._mask, real.astype(np.int64)), axis=1)
-        else:
-            self._mask = self._ones.ravel()[: self.rows * columns].reshape(self.rows, columns)
+    def _make_room(self, columns: int) -> None:
+        if not self.cache.fits(columns):
+            self._bindings.clear()  # first, so that old buffers go while new ones come
+            self.cache.grow(columns)
 
-    def _bind_mask(self, binding: ort.IOBinding) -> None:
-        mask = np.ascontiguousarray(self._mask)
-        self._mask = mask  # the binding keeps a pointer, not a reference
-        binding.bind_input(io_spec.ATTENTION_MASK, "cpu", 0, np.int64, mask.shape, mask.ctypes.data)
-
-    def _bind_decode(self, want_logits: bool) -> ort.IOBinding:
+    def _bind_step(self, output: str) -> ort.IOBinding:
+        """Everything that stays from step to step: all but the mask."""
         binding = self._sessions.decode.io_binding()
         binding.bind_ortvalue_input(io_spec.INPUT_IDS, self.tokens)
-        if want_logits:
+        if output == io_spec.NEXT_TOKENS:
+            # Read first, written last: one buffer carries the token from step to step.
+            binding.bind_ortvalue_output(output, self.tokens)
+        else:
             if self._logits is None:
                 shape = (self.rows, 1, self._sessions.vocab_size)
-                self._logits = _on_device(np.zeros(shape, dtype=np.float32), ("cpu", 0))
-            binding.bind_ortvalue_output(io_spec.LOGITS, self._logits)
-        else:
-            # Read first, written last: one buffer carries the token from step to step.
-            binding.bind_ortvalue_output(io_spec.NEXT_TOKENS, self.tokens)
-        self._bind_states(binding)
-        self._bindings[want_logits] = binding
+                self._logits = _buffer(np.zeros(shape, dtype=np.float32), _CPU)
+            binding.bind_ortvalue_output(output, self._logits)
+        self.cache.bind(binding)
         return binding
 
-    def _bind_states(self, binding: ort.IOBinding) -> None:
-        """Bind past and present, the present after what is bound already, in the order of the states."""
-        for state in self._sessions.states:
-            buffer = self.cache.buffers[state.past]
-            binding.bind_ortvalue_input(state.past, buffer)
-            if self.cache.in_place:
-                binding.bind_ortvalue_output(state.present, buffer)
-            else:
-                binding.bind_output(state.present, *self._sessions.device)
 
-
-def _padded(rows: Sequence[Sequence[int]], vocab_size: int) -> tuple[Ids, Ids]:
-    """Ids [B, longest], padded on the right, and the lengths [B]."""
-    checked = [check_token_ids(row, vocab_size) for row in rows]
-    lengths = np.array([row.size for row in checked], dtype=np.int64)
-    if not lengths.size or not lengths.all():
-        raise InputError("a prompt is empty", fix="give at least one token")
-    ids: Ids = np.zeros((len(checked), int(lengths.max())), dtype=np.int64)
-    for i, row in enumerate(checked):
-        ids[i, : row.size] = row
-    return ids, lengths
-
-
-def _on_device(array: NDArray[np.generic], device: tuple[str, int]) -> ort.OrtValue:
+def _buffer(array: NDArray[Any], device: Device) -> ort.OrtValue:
     return ort.OrtValue.ortvalue_from_numpy(array, *device)

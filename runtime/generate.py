@@ -56,6 +56,7 @@ def token_steps(
         tokens = batch.prefill_tokens(prompts)
     else:
         tokens = sample(batch.prefill_logits(prompts), params, seeds, 0)
+    batch.set_tokens(tokens)
     timings.ttft_s = time.perf_counter() - began
     while True:
         stops.update(tokens)
@@ -64,9 +65,9 @@ def token_steps(
         if not live.any():
             return
         began = time.perf_counter()
-        batch.set_tokens(tokens)
-        if params.greedy:
+        if params.greedy:  # the step itself puts its tokens where the next one reads them
             tokens = batch.decode_tokens(live)
         else:
             tokens = sample(batch.decode_logits(live), params, seeds, stops.counts)
+            batch.set_tokens(tokens)
         timings.steps_s.append(time.perf_counter() - began)

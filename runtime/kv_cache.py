@@ -1,11 +1,14 @@
-"""Key and value caches: buffers that grow in steps and that past and present share where the graph allows it.
+"""Key and value caches of a batch: which columns hold tokens, and the buffers that hold the columns.
 
-Shapes: B rows, P cached columns, C columns of room (P <= C).
+A graph handles its caches in one of two ways (`StateSpec.update`), and there is one class for each. Shapes:
+B rows, P cached columns, S new columns of a call, T = P + S.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime as ort
@@ -14,95 +17,224 @@ from numpy.typing import NDArray
 from onnxlm import io_spec
 from onnxlm.io_spec import StateSpec
 
+Ids = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+Device = tuple[str, int]
+
 _STEP = 256
 
 
-class KVCache:
-    """All caches of one batch.
+class KVCache(Protocol):
+    """What a batch asks of its caches.
 
-    Args:
-        states: The package's states.
-        batch_size: Rows, B.
-        device: Device type and number of the buffers.
+    A call goes: mask, `fits` or `grow`, `bind`, run, `commit`. Nothing counts as cached before `commit`, so a
+    call that fails leaves what was.
+
+    Attributes:
+        buffers: The next call's pasts, by graph input.
     """
 
-    def __init__(
-        self,
-        states: Sequence[StateSpec],
-        batch_size: int,
-        device: tuple[str, int] = ("cpu", 0),
-    ) -> None:
-        self._states = tuple(states)
-        self._batch = batch_size
-        self._device = device
-        self.in_place = all(state.update == "in_place" for state in states)
-        self.capacity = 0
-        self.buffers: dict[str, ort.OrtValue] = {}
-        self._allocate(0)
+    buffers: dict[str, ort.OrtValue]
+
+    @property
+    def lengths(self) -> Ids:
+        """int64 [B], tokens of each row in the cache."""
+        ...
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers as allocated."""
-        return bytes_at(self._states, self._batch, self.capacity)
+        """Bytes of all buffers."""
+        ...
 
-    def reserve(self, columns: int, used: int) -> bool:
-        """Make room for `columns` columns, of which the first `used` hold values.
+    def room(self, rows: Flags) -> int:
+        """Columns that one call may add to the rows marked in bool [B]."""
+        ...
 
-        Room grows to the next multiple of 256 or by half, whichever is more, never to the context limit
-        up front. A cache that appends needs no room: its graph returns grown buffers.
+    def chunk_mask(self, real: Flags) -> Ids:
+        """int64 [B, T] for a prefill call whose new tokens are marked in bool [B, S]."""
+        ...
 
-        Returns:
-            Whether the buffers are new ones, so that bindings must be renewed.
+    def step_mask(self, live: Flags) -> Ids:
+        """int64 [B, T] for a decode step that counts for the rows marked in bool [B]."""
+        ...
+
+    def fits(self, columns: int) -> bool:
+        """Whether a call with T columns uses the buffers that the last call used."""
+        ...
+
+    def grow(self, columns: int) -> None:
+        """Make room for T columns."""
+        ...
+
+    def bind(self, binding: ort.IOBinding) -> None:
+        """Bind pasts and presents, the presents behind the outputs that are bound already."""
+        ...
+
+    def commit(self, real: Flags, binding: ort.IOBinding) -> None:
+        """Take note of a call that has run: its new tokens, bool [B, S], and the presents it put out."""
+        ...
+
+    def rewind(self, lengths: Ids) -> None:
+        """Forget what each row has behind its first tokens, int64 [B]."""
+        ...
+
+
+class InPlaceCache:
+    """Past and present are one buffer, which grows in steps and never to the context limit up front.
+
+    GroupQueryAttention counts a row's past tokens and puts the new ones behind them. So each row lies at the
+    left of its buffer, padding takes no room, and of the mask only the sums matter.
+
+    Args:
+        states: The package's states.
+        rows: B.
+        context_length: Most positions of a row.
+        device: Where the buffers are.
+    """
+
+    def __init__(
+        self, states: Sequence[StateSpec], rows: int, context_length: int, device: Device
+    ) -> None:
+        self._states = states
+        self._context_length = context_length
+        self._device = device
+        self.lengths: Ids = np.zeros(rows, dtype=np.int64)
+        self.capacity = 0
+        self.buffers = _empty(states, rows, device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers, room included."""
+        return bytes_at(self._states, self.lengths.size, self.capacity)
+
+    def room(self, rows: Flags) -> int:
+        """Columns up to the context limit: the kernel's rotary table ends there."""
+        return self._context_length - int(self.lengths[rows].max())
+
+    def chunk_mask(self, real: Flags) -> Ids:
+        """The mask; of a row without a new token, as much as is needed: nothing is written there."""
+        longest = self.lengths[real.any(axis=1)].max()
+        return _mask(np.minimum(self.lengths, longest), real)
+
+    def step_mask(self, live: Flags) -> Ids:
+        """The mask; a decode step writes one column in every row.
+
+        In a row that does not count it is the free one behind the row's end. Where none is free the row gives
+        up its last.
         """
-        if not self.in_place or columns <= self.capacity:
-            return False
-        wanted = max(-(-columns // _STEP) * _STEP, -(-self.capacity * 3 // 2 // _STEP) * _STEP)
-        old = self.buffers
-        self._allocate(wanted)
-        if used:
-            self._copy(old, used)
-        return True
+        self.lengths = np.minimum(self.lengths, self._context_length - 1)
+        return _mask(self.lengths, np.ones((live.size, 1), dtype=np.bool_))
 
-    def take_present(self, present: Sequence[ort.OrtValue]) -> None:
-        """Adopt grown buffers, in the order of the states, as the next past."""
-        for state, value in zip(self._states, present, strict=True):
-            self.buffers[state.past] = value
+    def fits(self, columns: int) -> bool:
+        """Whether the buffers have so many columns."""
+        return columns <= self.capacity
 
-    def keep_first(self, columns: int) -> None:
-        """Cut appended buffers down to their first `columns` columns."""
+    def grow(self, columns: int) -> None:
+        """New buffers of a multiple of 256 columns, at least half as many again as before."""
+        wanted = max(columns, self.capacity * 3 // 2)
+        self.capacity = min(-(-wanted // _STEP) * _STEP, self._context_length)
+        used = int(self.lengths.max())
         for state in self._states:
-            axis = state.shape.index(io_spec.PAST)
-            kept = (slice(None),) * axis + (slice(0, columns),)
-            shorter = np.ascontiguousarray(self.buffers[state.past].numpy()[kept])
-            self.buffers[state.past] = ort.OrtValue.ortvalue_from_numpy(shorter, *self._device)
-
-    def _allocate(self, capacity: int) -> None:
-        self.capacity = capacity
-        self.buffers = {}
-        for state in self._states:
-            shape = _shape(state, self._batch, capacity)
+            shape = _shape(state, self.lengths.size, self.capacity)
             # Zeros, not empty memory: a kernel that multiplies an unused tail by 0 must not meet a NaN.
-            self.buffers[state.past] = ort.OrtValue.ortvalue_from_numpy(
-                np.zeros(shape, dtype=state.dtype), *self._device
-            )
+            buffer = np.zeros(shape, dtype=state.dtype)
+            kept = _columns(state, used)
+            buffer[kept] = self.buffers[state.past].numpy()[kept]
+            self.buffers[state.past] = ort.OrtValue.ortvalue_from_numpy(buffer, *self._device)
 
-    def _copy(self, old: Mapping[str, ort.OrtValue], used: int) -> None:
+    def bind(self, binding: ort.IOBinding) -> None:
+        """Bind each buffer twice."""
         for state in self._states:
-            axis = state.shape.index(io_spec.PAST)
-            kept = (slice(None),) * axis + (slice(0, used),)
-            source = old[state.past].numpy()[kept]
-            target = self.buffers[state.past]
-            if self._device[0] == "cpu":
-                target.numpy()[kept] = source
-            else:
-                whole: NDArray[np.generic] = np.zeros(target.shape(), dtype=state.dtype)
-                whole[kept] = source
-                target.update_inplace(whole)
+            binding.bind_ortvalue_input(state.past, self.buffers[state.past])
+            binding.bind_ortvalue_output(state.present, self.buffers[state.past])
+
+    def commit(self, real: Flags, binding: ort.IOBinding) -> None:
+        """Count the new tokens; their columns are in place already."""
+        self.lengths = self.lengths + real.sum(axis=1)
+
+    def rewind(self, lengths: Ids) -> None:
+        """Count less; what lies behind is overwritten in time."""
+        self.lengths = lengths
 
 
-def _shape(state: StateSpec, batch_size: int, columns: int) -> tuple[int, ...]:
-    sizes = {io_spec.BATCH: batch_size, io_spec.PAST: columns}
-    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in state.shape)
+class AppendCache:
+    """Each call returns past and new columns, padding and all, in a new buffer; the mask tells them apart.
+
+    Args:
+        states: The package's states.
+        rows: B.
+        device: Where the buffers are.
+    """
+
+    def __init__(self, states: Sequence[StateSpec], rows: int, device: Device) -> None:
+        self._states = states
+        self._device = device
+        self._mask: Ids = np.zeros((rows, 0), dtype=np.int64)
+        self.buffers = _empty(states, rows, device)
+
+    @property
+    def lengths(self) -> Ids:
+        """int64 [B], tokens of each row in the cache."""
+        lengths: Ids = self._mask.sum(axis=1)
+        return lengths
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        return bytes_at(self._states, *self._mask.shape)
+
+    def room(self, rows: Flags) -> int:
+        """No limit: positions are counted without the padding."""
+        return sys.maxsize
+
+    def chunk_mask(self, real: Flags) -> Ids:
+        """The mask."""
+        return np.concatenate((self._mask, real.astype(np.int64)), axis=1)
+
+    def step_mask(self, live: Flags) -> Ids:
+        """The mask; a row that does not count gets padding."""
+        return self.chunk_mask(live[:, None])
+
+    def fits(self, columns: int) -> bool:
+        """Never: the last call's presents are pasts now."""
+        return False
+
+    def grow(self, columns: int) -> None:
+        """Nothing: the graph does it."""
+
+    def bind(self, binding: ort.IOBinding) -> None:
+        """Bind the pasts; the presents are allocated by the run."""
+        for state in self._states:
+            binding.bind_ortvalue_input(state.past, self.buffers[state.past])
+            binding.bind_output(state.present, *self._device)
+
+    def commit(self, real: Flags, binding: ort.IOBinding) -> None:
+        """Take the presents as the next pasts."""
+        self._mask = self.chunk_mask(real)
+        presents = binding.get_outputs()[-len(self._states) :]
+        for state, present in zip(self._states, presents, strict=True):
+            self.buffers[state.past] = present
+
+    def rewind(self, lengths: Ids) -> None:
+        """Mark what is forgotten as padding; columns that only end in padding are cut off."""
+        mask = self._mask * (self._mask.cumsum(axis=1) <= lengths[:, None])
+        width = int(np.flatnonzero(mask.sum(axis=0)).max(initial=-1)) + 1
+        if width < mask.shape[1]:
+            for state in self._states:
+                shorter = self.buffers[state.past].numpy()[_columns(state, width)]
+                self.buffers[state.past] = ort.OrtValue.ortvalue_from_numpy(
+                    np.ascontiguousarray(shorter), *self._device
+                )
+        self._mask = mask[:, :width]
+
+
+def new_cache(
+    states: Sequence[StateSpec], rows: int, context_length: int, device: Device
+) -> KVCache:
+    """An empty cache of `rows` rows, of the kind that the states ask for."""
+    if all(state.update == "in_place" for state in states):
+        return InPlaceCache(states, rows, context_length, device)
+    return AppendCache(states, rows, device)
 
 
 def bytes_at(states: Sequence[StateSpec], batch_size: int, columns: int) -> int:
@@ -111,3 +243,29 @@ def bytes_at(states: Sequence[StateSpec], batch_size: int, columns: int) -> int:
         int(np.prod(_shape(state, batch_size, columns))) * np.dtype(state.dtype).itemsize
         for state in states
     )
+
+
+def _mask(past: Ids, real: Flags) -> Ids:
+    """int64 [B, T]: so many ones of P columns, then the new columns."""
+    cached = np.arange(past.max()) < past[:, None]
+    return np.concatenate((cached, real), axis=1, dtype=np.int64)
+
+
+def _empty(states: Sequence[StateSpec], rows: int, device: Device) -> dict[str, ort.OrtValue]:
+    return {
+        state.past: ort.OrtValue.ortvalue_from_numpy(
+            np.zeros(_shape(state, rows, 0), dtype=state.dtype), *device
+        )
+        for state in states
+    }
+
+
+def _columns(state: StateSpec, count: int) -> tuple[Any, ...]:
+    """The index of a state's first columns."""
+    axis = state.shape.index(io_spec.PAST)
+    return (*(slice(None) for _ in range(axis)), slice(count))
+
+
+def _shape(state: StateSpec, rows: int, columns: int) -> tuple[int, ...]:
+    sizes = {io_spec.BATCH: rows, io_spec.PAST: columns}
+    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in state.shape)

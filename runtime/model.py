@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -12,13 +12,15 @@ import numpy as np
 from onnxlm import io_spec
 from onnxlm.errors import InputError
 from onnxlm.package import Package, open_package
+from onnxlm.runtime.chat import Chat
 from onnxlm.runtime.engine import PREFILL_CHUNK, Batch, Floats, Sessions
 from onnxlm.runtime.generate import Timings, token_steps
+from onnxlm.runtime.providers import find_provider
 from onnxlm.runtime.sampling_params import SamplingParams
-from onnxlm.runtime.session import SessionConfig, device_of, open_session
+from onnxlm.runtime.session import SessionConfig, open_session, provider_in_use
 from onnxlm.runtime.stopping import RowStops, StopReason, read_eos_token_ids
 from onnxlm.runtime.streaming import TextStream
-from onnxlm.runtime.tokenizer import Tokenizer
+from onnxlm.runtime.tokenizer import Tokenizer, check_token_ids
 
 Prompt = str | Sequence[int]
 
@@ -30,7 +32,7 @@ class Generation:
     Attributes:
         text: The new text, special tokens left out.
         token_ids: The new ids, an end-of-text token included.
-        finish_reason: Why it ended.
+        finish_reason: Why it ended; None while it runs, and when its reader left before the end.
         prompt_tokens: Tokens that ran before the first new one.
         ttft_s: Seconds to the first token.
         decode_tokens_per_s: New tokens after the first, all rows together, by the seconds they took.
@@ -38,7 +40,7 @@ class Generation:
 
     text: str
     token_ids: list[int]
-    finish_reason: StopReason
+    finish_reason: StopReason | None
     prompt_tokens: int
     ttft_s: float
     decode_tokens_per_s: float
@@ -47,12 +49,18 @@ class Generation:
 class TextIterator(Iterator[str]):
     """Text as it comes; `result` tells the rest once it has ended."""
 
-    def __init__(self, chunks: Iterator[str], result: Callable[[], Generation]) -> None:
+    def __init__(
+        self, chunks: Generator[str, None, None], result: Callable[[], Generation]
+    ) -> None:
         self._chunks = chunks
         self._result = result
 
     def __next__(self) -> str:
         return next(self._chunks)
+
+    def close(self) -> None:
+        """End it here, if it still runs."""
+        self._chunks.close()
 
     @property
     def result(self) -> Generation:
@@ -67,12 +75,27 @@ class LanguageModel:
         package: An opened package.
         sessions: Its sessions.
         tokenizer: Its tokenizer.
+        fallback: See the attribute.
+
+    Attributes:
+        provider: The execution provider that the sessions really use, by its name in `runtime/providers/`.
+        fallback: Why it is not the one that was asked for; None when it is.
+        eos_token_ids: Ids that end a text.
+        defaults: What the package recommends where a caller does not ask for anything.
     """
 
-    def __init__(self, package: Package, sessions: Sessions, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        package: Package,
+        sessions: Sessions,
+        tokenizer: Tokenizer,
+        fallback: str | None = None,
+    ) -> None:
         self.package = package
         self.sessions = sessions
         self.tokenizer = tokenizer
+        self.provider = provider_in_use(sessions.decode)
+        self.fallback = fallback
         self.eos_token_ids = read_eos_token_ids(package.path, tokenizer)
         has_defaults = package.has("generation_config.json")
         raw = package.read_json("generation_config.json") if has_defaults else {}
@@ -97,7 +120,7 @@ class LanguageModel:
         """
         batch = [prompts] if isinstance(prompts, str) else list(prompts)
         rows = [self.encode(prompt) for prompt in batch]
-        run = _Run(self, Batch(self.sessions, len(rows)), rows, fields)
+        run = _Run(self, Batch(self.sessions, len(rows)), rows, self.sampling_params(fields))
         for _ in run.steps():
             pass
         results = [run.result(row) for row in range(len(rows))]
@@ -105,31 +128,52 @@ class LanguageModel:
 
     def stream(self, prompt: Prompt, **fields: Any) -> TextIterator:
         """Continue one prompt, piece by piece as the text becomes certain; fields as in `generate`."""
-        return self.stream_after(Batch(self.sessions, 1), self.encode(prompt), fields)
+        ids, params = self.encode(prompt), self.sampling_params(fields)
+        return self.stream_after(Batch(self.sessions, 1), ids, params)
 
     def stream_after(
-        self, batch: Batch, ids: Sequence[int], fields: Mapping[str, Any]
+        self, batch: Batch, ids: Sequence[int], params: SamplingParams
     ) -> TextIterator:
         """Continue what `batch` (of one row) holds with new tokens `ids`."""
-        run = _Run(self, batch, [list(ids)], fields)
+        run = _Run(self, batch, [list(ids)], params)
         return TextIterator(run.text(0), lambda: run.result(0))
 
-    def logits(self, token_ids: Sequence[int]) -> Floats:
-        """Logits behind every position of one row, float32 [sequence_length, vocab_size]."""
-        batch = Batch(self.sessions, 1)
-        chunks = range(0, len(token_ids), PREFILL_CHUNK)
-        if not chunks:
-            raise InputError("the sequence is empty", fix="give at least one token id")
-        parts = [batch.prefill_all_logits(token_ids[i : i + PREFILL_CHUNK]) for i in chunks]
-        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+    def chat(self, system: str | None = None) -> Chat:
+        """Begin a conversation, whose turns share one cache.
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt.
+        Args:
+            system: A first message of role "system"; none when None.
 
         Raises:
-            InputError: It has no token and the tokenizer adds none.
+            InputError: The package has no chat template.
         """
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return Chat(self, system)
+
+    def logits(self, token_ids: Sequence[int]) -> Floats:
+        """Logits behind every position of one row, float32 [sequence_length, vocab_size].
+
+        Raises:
+            InputError: The row is empty, too long, or has ids out of bounds.
+        """
+        ids, batch = self.encode(token_ids), Batch(self.sessions, 1)
+        chunks = [ids[i : i + PREFILL_CHUNK] for i in range(0, len(ids), PREFILL_CHUNK)]
+        parts = [batch.prefill_all_logits(chunk) for chunk in chunks]
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+    def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt.
+
+        Args:
+            prompt: A text, or token ids, which are only checked.
+            add_special_tokens: Add those that the tokenizer begins and ends a text with.
+
+        Raises:
+            InputError: There is no token, there are more than the context holds, or one is out of bounds.
+        """
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt, add_special_tokens)
+        else:
+            ids = check_token_ids(prompt, self.sessions.vocab_size).tolist()
         if not ids:
             raise InputError("the prompt is empty", fix="give at least one token")
         room = self.sessions.context_length
@@ -142,6 +186,14 @@ class LanguageModel:
             )
         return ids
 
+    def sampling_params(self, fields: Mapping[str, Any]) -> SamplingParams:
+        """The package's settings with what a caller asked for.
+
+        Raises:
+            InputError: A field is unknown or out of its bounds.
+        """
+        return self.defaults.with_overrides(fields)
+
 
 class _Run:
     """One generation of a batch, from prompts to results."""
@@ -151,9 +203,8 @@ class _Run:
         model: LanguageModel,
         batch: Batch,
         rows: list[list[int]],
-        fields: Mapping[str, Any],
+        params: SamplingParams,
     ) -> None:
-        params = model.defaults.with_overrides(fields)
         context = model.sessions.context_length
         room = [
             context - int(held) - len(row) for held, row in zip(batch.lengths, rows, strict=True)
@@ -172,7 +223,7 @@ class _Run:
                 self._ids[row].append(int(tokens[row]))
             yield
 
-    def text(self, row: int) -> Iterator[str]:
+    def text(self, row: int) -> Generator[str, None, None]:
         """Advance, giving one row's text as it becomes certain."""
         stream = TextStream(self._tokenizer)
         for _ in self.steps():
@@ -190,7 +241,7 @@ class _Run:
         return Generation(
             text=self._tokenizer.decode(ids),
             token_ids=ids,
-            finish_reason=self._stops.reasons[row] or "length",
+            finish_reason=self._stops.reasons[row],
             prompt_tokens=len(self._prompts[row]),
             ttft_s=self._timings.ttft_s,
             decode_tokens_per_s=made / spent if spent else 0.0,
@@ -213,15 +264,23 @@ def load(
         ProviderError: The provider is not known or not available.
     """
     config = SessionConfig(provider=provider, **session)
+    asked = find_provider(provider)
     package = open_package(path, verify)
     manifest = package.manifest
     prefill = open_session(package.graph_path(io_spec.PREFILL), config)
+    decode = open_session(package.graph_path(io_spec.DECODE), config)
+    used = provider_in_use(decode)
+    fallback = None
+    if used != provider:
+        fallback = asked.unavailable() or f"onnxruntime could not open it on {asked.ort_name}"
+    device = find_provider(used).device
     sessions = Sessions(
         prefill=prefill,
-        decode=open_session(package.graph_path(io_spec.DECODE), config),
+        decode=decode,
         states=manifest.states,
         vocab_size=manifest.vocab_size,
         context_length=manifest.context_length,
-        device=device_of(prefill, config.device_id),
+        device=(device, 0 if device == "cpu" else config.device_id),
     )
-    return LanguageModel(package, sessions, Tokenizer.from_folder(path, manifest.vocab_size))
+    tokenizer = Tokenizer.from_folder(path, manifest.vocab_size)
+    return LanguageModel(package, sessions, tokenizer, fallback)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,11 +10,12 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from onnxlm.errors import PackageError, ProviderError
+from onnxlm.errors import InputError, PackageError, ProviderError
 from onnxlm.runtime.providers import find_provider, provider_names, require_provider
 from onnxlm.runtime.saturation import products_saturate
 
 _ERRORS_ONLY = 3
+_CGROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,9 @@ class SessionConfig:
         threads: Threads inside one operator; 0 means every core this process may use.
         allow_fallback: Let nodes, or the whole graph, run on the CPU instead.
         options: More session config entries, by ONNX Runtime's key.
+
+    Raises:
+        InputError: The number of threads is negative.
     """
 
     provider: str = "cpu"
@@ -34,12 +39,38 @@ class SessionConfig:
     allow_fallback: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.threads < 0:
+            raise InputError("threads", found=self.threads, allowed="0 (all cores) or more")
 
-def usable_cores() -> int:
-    """Cores that the process may run on: its affinity where the platform tells, else all."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+
+def usable_cores(cgroups: Path = _CGROUPS) -> int:
+    """Cores that the process may keep busy: its affinity where the platform tells, and a container's quota.
+
+    Args:
+        cgroups: Where Linux shows the quota of the process's own container.
+    """
+    told = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if told else os.cpu_count() or 1
+    quota = _quota(cgroups)
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def _quota(cgroups: Path) -> float | None:
+    """Cores' worth of time that a container is given; None without a limit."""
+    try:
+        limit, period = (cgroups / "cpu.max").read_text(encoding="ascii").split()
+        return None if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError):  # no container, or the first version of cgroups
+        pass
+    try:
+        limit, period = (
+            (cgroups / "cpu" / f"cpu.cfs_{name}_us").read_text(encoding="ascii")
+            for name in ("quota", "period")
+        )
+        return None if int(limit) < 0 else int(limit) / int(period)
+    except (OSError, ValueError):
+        return None
 
 
 def session_options(config: SessionConfig) -> ort.SessionOptions:
@@ -74,23 +105,26 @@ def open_session(
     else:
         usable = require_provider(config.provider)
     chosen = (usable.ort_name, dict(usable.options(config.device_id)))
+    options = options or session_options(config)
     try:
-        session = ort.InferenceSession(
-            str(path), options or session_options(config), providers=[chosen]
-        )
+        # ONNX Runtime's own fallback prints to standard output and goes on in silence.
+        session = ort.InferenceSession(str(path), options, providers=[chosen], enable_fallback=0)
     except Exception as error:  # onnxruntime raises its own classes, one a status code
-        raise PackageError(f"{path}: onnxruntime cannot load it", found=str(error)) from error
+        if config.allow_fallback and usable != find_provider("cpu"):
+            return open_session(path, dataclasses.replace(config, provider="cpu"), options)
+        raise PackageError(
+            f"{path}: onnxruntime cannot load it on {usable.ort_name}", found=str(error)
+        ) from error
     active = session.get_providers()
     if active[0] != usable.ort_name and not config.allow_fallback:
         raise ProviderError(
             f"asked for {usable.ort_name}, the session runs on {', '.join(active)}",
-            fix="use --allow-fallback to accept that",
+            fix=f"mend the installation ({usable.install}), or use --allow-fallback to accept that",
         )
     return session
 
 
-def device_of(session: ort.InferenceSession, device_id: int) -> tuple[str, int]:
-    """Device type and number of the buffers that the session reads, by the provider it really runs on."""
+def provider_in_use(session: ort.InferenceSession) -> str:
+    """Name of the provider file for what a session really runs on."""
     active = session.get_providers()[0]
-    devices = [p.device for p in map(find_provider, provider_names()) if p.ort_name == active]
-    return (devices[0], device_id) if devices and devices[0] != "cpu" else ("cpu", 0)
+    return next(name for name in provider_names() if find_provider(name).ort_name == active)

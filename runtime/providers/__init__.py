@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,8 @@ import onnxruntime as ort
 
 from onnxlm.errors import ProviderError
 
+_SYSTEMS = {"linux": "Linux", "win32": "Windows", "darwin": "macOS"}
+
 
 @dataclass(frozen=True)
 class Provider:
@@ -19,24 +22,25 @@ class Provider:
 
     Attributes:
         ort_name: Its name in ONNX Runtime.
-        wheel: The PyPI package that brings it.
         install: What to do to get it.
         device: Device type of its buffers, as OrtValue spells it.
-        precisions: Package precisions it runs well.
+        systems: Values of `sys.platform` where it exists; everywhere when empty.
         options: Device number -> provider options.
         missing: Why it cannot work here although the wheel has it; None when nothing is known against it.
     """
 
     ort_name: str
-    wheel: str
     install: str
     device: str = "cpu"
-    precisions: tuple[str, ...] = ("fp32", "fp16", "int8", "int4")
+    systems: tuple[str, ...] = ()
     options: Callable[[int], Mapping[str, Any]] = field(default=lambda device_id: {})
     missing: Callable[[], str | None] = field(default=lambda: None)
 
     def unavailable(self) -> str | None:
         """Why this provider cannot be used in this process; None when it can."""
+        if self.systems and sys.platform not in self.systems:
+            names = " and ".join(_SYSTEMS[system] for system in self.systems)
+            return f"{self.ort_name} exists on {names} only"
         if self.ort_name not in ort.get_available_providers():
             return f"the installed onnxruntime {ort.__version__} has no {self.ort_name}"
         return self.missing()

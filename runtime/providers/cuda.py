@@ -21,12 +21,12 @@ def _missing() -> str | None:
 
 PROVIDER = Provider(
     ort_name="CUDAExecutionProvider",
-    wheel="onnxruntime-gpu",
     install=(
         "pip uninstall -y onnxruntime && pip install onnxruntime-gpu (one import name, two wheels), "
         "with an NVIDIA driver"
     ),
     device="cuda",
+    systems=("linux", "win32"),
     options=lambda device_id: {"device_id": str(device_id)},
     missing=_missing,
 )
