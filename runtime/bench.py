@@ -20,8 +20,8 @@ SETTLE_S = 0.05
 class Contestant(Protocol):
     """A model that continues token ids greedily, one sequence at a time."""
 
-    def prepare(self) -> None:
-        """Load it."""
+    def prepare(self) -> str:
+        """Load it; returns what it runs on (ONNX Runtime's name of the provider, or a library's)."""
 
     def prefill(self, ids: Sequence[int]) -> None:
         """Forget the last sequence, run a prompt; done when the first new token is known."""

@@ -8,17 +8,21 @@ from typing import Annotated
 import typer
 
 from onnxlm import __version__
+from onnxlm.cli.bench import Bench
 from onnxlm.cli.command import register
 from onnxlm.cli.export import Export
 from onnxlm.cli.generate import Generate
 from onnxlm.cli.inspect import Inspect
 from onnxlm.cli.providers import Providers
 from onnxlm.cli.quantize import Quantize
+from onnxlm.cli.verify import Verify
 
 COMMANDS = {
     "export": Export,
     "quantize": Quantize,
     "generate": Generate,
+    "verify": Verify,
+    "bench": Bench,
     "inspect": Inspect,
     "providers": Providers,
 }
