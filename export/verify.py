@@ -14,12 +14,14 @@ from onnxlm.calls import Calls, Floats, Ids, Reference, Runner
 from onnxlm.errors import InputError
 from onnxlm.export.divergence import find_divergence
 from onnxlm.package import Package
+from onnxlm.progress import Progress, silent
 from onnxlm.proof import Check, Divergence
 from onnxlm.tolerances import PARITY, Tolerance
 
 # Tokens: of the prompt, of given decode steps, of the greedy continuation, of steps behind a padded batch.
 _PROMPT, _STEPS, _GREEDY, _BATCH_STEPS = 64, 32, 64, 8
 _CHUNKS = (5, 1, 6)
+_CHECKS = 5
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,11 @@ def tokens_wanted(context_length: int) -> int:
 
 
 def check_parity(
-    runner: Runner, reference: Reference, package: Package, ids: Ids
+    runner: Runner,
+    reference: Reference,
+    package: Package,
+    ids: Ids,
+    progress: Progress = silent,
 ) -> tuple[list[Check], Divergence | None]:
     """Hold a full-precision package against the eager model.
 
@@ -45,6 +51,7 @@ def check_parity(
         reference: The eager model in fp32.
         package: The package.
         ids: Given tokens, `tokens_wanted` of them or fewer; at least 13.
+        progress: Told of the checks.
 
     Returns:
         The checks, and where the first that failed leaves the model.
@@ -58,15 +65,18 @@ def check_parity(
             "too few tokens to verify with", found=len(ids), allowed=f"{least} or more"
         )
     tolerance = PARITY[package.manifest.precision]
-    outcomes = [
-        _compare(name, calls, runner, reference, tolerance) for name, calls in _calls(ids).items()
-    ]
+    outcomes = []
+    for name, calls in _calls(ids).items():
+        progress("check", len(outcomes), _CHECKS)
+        outcomes.append(_compare(name, calls, runner, reference, tolerance))
     prompt = list(ids[: _prompt_length(ids)])
     count = min(_GREEDY, package.manifest.context_length - len(prompt))
     checks = [outcome.check for outcome in outcomes]
+    progress("check", len(checks), _CHECKS)
     checks.append(_compare_greedy(prompt, count, runner, reference, tolerance))
     for outcome in outcomes:
         if outcome.failed is not None:
+            progress("find the layer", 0, 0)
             graph = package.graph_path(outcome.failed[0].graph)
             name = outcome.check.name
             where = find_divergence(name, runner, reference, graph, outcome.failed, tolerance)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnxlm import io_spec
 from onnxlm.calls import Calls, Floats, Ids, Runner, Stream
 from onnxlm.errors import InputError
+from onnxlm.progress import Progress, silent
 from onnxlm.quality import Quality, QualityMeter
 from onnxlm.runtime.engine import Batch
 from onnxlm.runtime.generate import Timings, token_steps
@@ -117,99 +118,97 @@ class PackageRunner:
 
 def _decode(batch: Batch, tokens: Sequence[int]) -> Floats:
     """Logits behind one given token a row, [B, V], that stay when the next step runs."""
-    batch.set_tokens(np.array(tokens, dtype=np.int64))
+    batch.set_tokens(tokens)
     return batch.decode_logits().copy()
 
 
 def _feeds(batch: Batch, calls: Calls) -> dict[str, NDArray[Any]]:
     """Every input of the last call, `batch` holding what the calls before it left."""
-    chunks: list[tuple[Sequence[int], ...]] = [*calls.chunks, *map(_one_each, calls.steps)]
-    masks = []
-    for chunk in chunks:
-        sizes = np.array([len(row) for row in chunk])
-        masks.append(np.arange(sizes.max()) < sizes[:, None])
-    real = masks[-1]
-    ids = np.zeros(real.shape, dtype=np.int64)
-    ids[real] = [token for row in chunks[-1] for token in row]
-    batch.cache.reserve(batch.columns + real.shape[1], batch.columns)
-    feeds = {name: buffer.numpy() for name, buffer in batch.cache.buffers.items()}
-    feeds[io_spec.INPUT_IDS] = ids
-    feeds[io_spec.ATTENTION_MASK] = np.concatenate(masks, axis=1).astype(np.int64)
-    if calls.graph == io_spec.PREFILL:
-        feeds[io_spec.LOGITS_TO_KEEP] = np.array(real.shape[1], dtype=np.int64)
-    return feeds
+    if calls.steps:
+        return batch.inputs([(token,) for token in calls.steps[-1]])
+    longest = max(map(len, calls.chunks[-1]))
+    kept = np.array(longest, dtype=np.int64)
+    return {**batch.inputs(calls.chunks[-1]), io_spec.LOGITS_TO_KEEP: kept}
 
 
-def _one_each(step: Sequence[int]) -> tuple[Sequence[int], ...]:
-    return tuple((token,) for token in step)
+def start_of_text(tokenizer: Tokenizer) -> list[int]:
+    """The BOS token where the tokenizer begins every text with one."""
+    first = tokenizer.encode("")[:1]
+    return first if first == [tokenizer.bos_token_id] else []
 
 
-def text_windows(tokenizer: Tokenizer, text: str, tokens: int, context_length: int) -> list[Ids]:
-    """Cut a text into rows for `measure_quality`.
+def windows(ids: Ids, before: Ids, context_length: int) -> list[Ids]:
+    """Cut the tokens of a text into rows for `measure_quality`.
 
-    Each begins as the tokenizer begins a text and ends with a token that is only predicted: it is the
-    first one that the next row runs.
+    The last token of a row is only predicted; the next row runs it first.
 
     Args:
-        tokenizer: The package's tokenizer.
-        text: Any text.
-        tokens: Tokens of it to use at most.
+        ids: Tokens of the text.
+        before: What every row begins with.
         context_length: Most positions of a row.
 
     Raises:
-        InputError: The text has fewer than two tokens, or cannot be spelled in the vocabulary.
+        InputError: There are fewer than two tokens.
     """
-    ids = tokenizer.encode(text, add_special_tokens=False)[: tokens + 1]
     if len(ids) < 2:
         raise InputError(
             "the evaluation text is too short", found=f"{len(ids)} tokens", allowed="2 or more"
         )
-    start = tokenizer.encode("")[:1]
-    before = start if start == [tokenizer.bos_token_id] else []
     size = min(WINDOW, context_length) - len(before)
-    return [[*before, *ids[first : first + size + 1]] for first in range(0, len(ids) - 1, size)]
+    starts = range(0, len(ids) - 1, size)
+    return [[*before, *ids[start : start + size + 1]] for start in starts]
 
 
 def measure_quality(
-    reference: Stream, candidate: Runner, rows: Sequence[Ids], decode_tokens: int = 256
+    reference: Stream,
+    candidate: Runner,
+    rows: Sequence[Ids],
+    decode_tokens: int = 256,
+    progress: Progress = silent,
 ) -> dict[str, Quality]:
     """Compare next-token distributions over given rows, through prefill and through decode.
 
     Args:
         reference: The full-precision model.
         candidate: The package.
-        rows: From `text_windows`: token ids of one row, the last only predicted.
+        rows: From `windows`: token ids of one row, the last only predicted.
         decode_tokens: Decode steps at most; all in the first row.
+        progress: Told of positions compared.
 
     Returns:
         Figures by the path they came through, "prefill" and "decode"; the second only where the first row
         is longer than the chunk that is prefilled before it.
     """
     meter = QualityMeter()
+    total = sum(len(row) - 1 for row in rows)
     for row in rows:
-        _add(meter, row, 0, reference.stream(row[:-1], CHUNK), candidate.stream(row[:-1], CHUNK))
+        streams = (reference.stream(row[:-1], CHUNK), candidate.stream(row[:-1], CHUNK))
+        for _ in _compare(meter, row, 0, *streams):
+            progress("compare prefill", meter.tokens, total)
     figures = {io_spec.PREFILL: meter.result()}
     chunk = min(CHUNK, len(rows[0]) // 2)
     row = rows[0][: chunk + decode_tokens + 1]
     if chunk and len(row) > chunk + 1:
         meter = QualityMeter()
         streams = (reference.stream(row[:-1], chunk), candidate.stream_decode(row[:-1], chunk))
-        _add(meter, row, 1, *streams)
+        for _ in _compare(meter, row, 1, *streams):
+            progress("compare decode", meter.tokens, len(row) - 1 - chunk)
         figures[io_spec.DECODE] = meter.result()
     return figures
 
 
-def _add(
+def _compare(
     meter: QualityMeter,
     row: Ids,
     skip: int,
     reference: Iterator[Floats],
     candidate: Iterator[Floats],
-) -> None:
-    """Feed the meter with all pieces but the first `skip`, beside the tokens that follow each position."""
+) -> Iterator[None]:
+    """Give the meter all pieces but the first `skip`, beside the tokens that follow; one piece a turn."""
     done = 0
     for index, (ours, theirs) in enumerate(zip(reference, candidate, strict=True)):
         if index >= skip:
             targets = row[done + 1 : done + 1 + len(ours)]
             meter.add(ours, theirs, np.array(targets, dtype=np.int64))
         done += len(ours)
+        yield

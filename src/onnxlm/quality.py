@@ -84,6 +84,11 @@ class QualityMeter:
         self._reference_loss: list[float] = []
         self._loss: list[float] = []
 
+    @property
+    def tokens(self) -> int:
+        """Positions so far."""
+        return len(self._kl)
+
     def add(
         self, reference: NDArray[Any], candidate: NDArray[Any], targets: NDArray[np.int64]
     ) -> None:

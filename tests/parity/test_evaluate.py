@@ -34,14 +34,20 @@ from onnxlm.export.reference import EagerReference
 from onnxlm.package import Package
 from onnxlm.quality import Quality
 from onnxlm.runtime import load
-from onnxlm.runtime.evaluate import CHUNK, PackageRunner, measure_quality, text_windows
+from onnxlm.runtime.evaluate import (
+    CHUNK,
+    PackageRunner,
+    measure_quality,
+    start_of_text,
+    windows,
+)
 from onnxlm.runtime.session import SessionConfig
 from onnxlm.runtime.tokenizer import Tokenizer
 
 TEXT = resources.files("onnxlm.data").joinpath("evaluation.txt").read_text(encoding="utf-8")
 CONTEXT = CONFIG["max_position_embeddings"]
 LETTER_TOKENIZER = Tokenizer(letter_tokenizer(), {}, len(LETTERS))
-WINDOWS = text_windows(LETTER_TOKENIZER, TEXT, 300, CONTEXT)
+WINDOWS = windows(LETTER_TOKENIZER.encode(TEXT)[:301], [], CONTEXT)
 
 
 def quality(opened: Package) -> dict[str, Quality]:
@@ -60,16 +66,18 @@ def test_windows_begin_as_the_tokenizer_begins_a_text() -> None:
     backend.add_special_tokens(["<s>"])
     backend.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 96)])
     tokenizer = Tokenizer(backend, {"bos_token": "<s>"})
-    windows = text_windows(tokenizer, TEXT, 300, CONTEXT)
-    assert {window[0] for window in windows} == {96}
-    assert {len(window) for window in windows[:-1]} == {CONTEXT + 1}
-    assert "".join(tokenizer.decode(window[2:]) for window in windows) == TEXT[1:301]
+    assert start_of_text(tokenizer) == [96]
+    assert start_of_text(LETTER_TOKENIZER) == []
+    cut = windows(LETTER_TOKENIZER.encode(TEXT)[:301], [96], CONTEXT)
+    assert {window[0] for window in cut} == {96}
+    assert {len(window) for window in cut[:-1]} == {CONTEXT + 1}
+    assert "".join(tokenizer.decode(window[2:]) for window in cut) == TEXT[1:301]
 
 
-@pytest.mark.parametrize("text", ["", "a"])
-def test_a_text_that_predicts_nothing(text: str) -> None:
-    with pytest.raises(InputError, match=rf"too short; found {len(text)} tokens; allowed: 2 or"):
-        text_windows(LETTER_TOKENIZER, text, 300, CONTEXT)
+@pytest.mark.parametrize("ids", [[], [3]])
+def test_a_text_that_predicts_nothing(ids: list[int]) -> None:
+    with pytest.raises(InputError, match=rf"too short; found {len(ids)} tokens; allowed: 2 or"):
+        windows(ids, [96], CONTEXT)
 
 
 def loss_of(window: Sequence[int], start: int) -> list[float]:
