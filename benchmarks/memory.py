@@ -2,8 +2,8 @@
 
 Every figure is taken in a process of its own; the ways alternate, and medians are shown. PSS is what a
 process holds once pages that it shares with others are split among them. "over bare" leaves out what the same
-process held before it opened a session: Python, numpy and ONNX Runtime. The prompt is random, which touches
-more rows of the embedding table than a text does.
+process held before it opened a session: Python, numpy and ONNX Runtime. Prompts come from the bundled text,
+since it counts how many rows of the embedding table are touched; without a tokenizer they are random.
 
     python benchmarks/memory.py packages/int8 packages/int4
 """
@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from onnxlm.runtime.engine import Batch, Sessions
 from onnxlm.runtime.memory import read_memory
 from onnxlm.runtime.prepacked import PreparedGraphs, open_files, own_files, prepare
 from onnxlm.runtime.session import SessionConfig
+from onnxlm.runtime.tokenizer import Tokenizer
 
 WAYS = ("own files", "packed")
 
@@ -100,7 +102,7 @@ def measure(args: argparse.Namespace) -> Figures:
         manifest.vocab_size,
         manifest.context_length,
     )
-    prefill_ms, decode_ms, logits, kv_bytes = run(sessions, args)
+    prefill_ms, decode_ms, logits, kv_bytes = run(sessions, json.load(sys.stdin), args.new_tokens)
     return Figures(
         files=WAYS[prepared.cached],
         reason=prepared.reason,
@@ -117,34 +119,44 @@ def measure(args: argparse.Namespace) -> Figures:
     )
 
 
-def run(sessions: Sessions, args: argparse.Namespace) -> tuple[float, float, str, int]:
+def run(sessions: Sessions, ids: list[int], new_tokens: int) -> tuple[float, float, str, int]:
     """A prompt twice and steps behind it: (prompt ms, median step ms, hash of logits, bytes of cache)."""
-    ids = np.random.default_rng(0).integers(0, sessions.vocab_size, args.prompt_tokens).tolist()
     seen = hashlib.sha256()
-    seen.update(Batch(sessions, 1).prefill_logits([ids]).tobytes())
     batch = Batch(sessions, 1)
+    seen.update(batch.prefill_logits([ids]).tobytes())
+    batch.rewind(0)
     start = time.perf_counter()
     logits = batch.prefill_logits([ids])
     prefill_s = time.perf_counter() - start
     steps = []
-    for _ in range(args.new_tokens):
+    for _ in range(new_tokens):
         batch.set_tokens(logits.argmax(axis=-1))
         start = time.perf_counter()
         logits = batch.decode_logits()
         steps.append(time.perf_counter() - start)
         seen.update(logits.tobytes())
-    decode_s = statistics.median(steps)
-    return prefill_s * 1e3, decode_s * 1e3, seen.hexdigest()[:16], batch.cache.nbytes
+    kv_bytes = sum(buffer.tensor_size_in_bytes() for buffer in batch.cache.buffers.values())
+    return prefill_s * 1e3, statistics.median(steps) * 1e3, seen.hexdigest()[:16], kv_bytes
 
 
-def measure_apart(args: argparse.Namespace, package: str, way: str) -> Figures:
+def prompt(package: Package, tokens: int) -> list[int]:
+    """Token ids of the bundled text, as often as needed."""
+    if not package.has("tokenizer.json"):
+        vocab_size = package.manifest.vocab_size
+        return [int(token) for token in np.random.default_rng(0).integers(0, vocab_size, tokens)]
+    text = resources.files("onnxlm.data").joinpath("evaluation.txt").read_text("utf-8")
+    ids = Tokenizer.from_folder(package.path, package.manifest.vocab_size).encode(text)
+    return (ids * (tokens // len(ids) + 1))[:tokens]
+
+
+def measure_apart(args: argparse.Namespace, package: Package, way: str) -> Figures:
     """`measure` in a new process."""
-    options = [f"--{name}={getattr(args, name)}" for name in ("threads", "prompt_tokens")]
-    command = [sys.executable, __file__, package, "--way", way, f"--new-tokens={args.new_tokens}"]
-    command += [option.replace("_", "-") for option in options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, __file__, str(package.path), "--way", way]
+    command += [f"--threads={args.threads}", f"--new-tokens={args.new_tokens}"]
+    ids = json.dumps(prompt(package, args.prompt_tokens))
+    done = subprocess.run(command, input=ids, capture_output=True, text=True, check=False)
     if done.returncode:
-        sys.exit(f"{package}: {done.stderr.strip()}")
+        sys.exit(f"{package.path}: {done.stderr.strip()}")
     return Figures(**json.loads(done.stdout))
 
 
@@ -200,7 +212,7 @@ def main() -> None:
         runs: dict[str, list[Figures]] = {way: [] for way in WAYS}
         for _ in range(args.rounds):
             for way in WAYS:
-                runs[way].append(measure_apart(args, path, way))
+                runs[way].append(measure_apart(args, package, way))
         show(package, runs)
         results[path] = {
             way: [dataclasses.asdict(figures) for figures in one] for way, one in runs.items()

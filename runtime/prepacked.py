@@ -22,13 +22,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import os
 import platform
 import shutil
 import sys
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,17 +39,22 @@ from onnxlm import package_swap
 from onnxlm.cache import cache_dir
 from onnxlm.errors import OnnxlmError, PackageError
 from onnxlm.package import Package
-from onnxlm.runtime.prepacked_file import DATA_NAME, write_prepacked
+from onnxlm.runtime.mapped_pages import release_pages
+from onnxlm.runtime.prepacked_entry import (
+    Note,
+    mark_used,
+    read_note,
+    remove_entry,
+    superseded,
+    write_note,
+)
+from onnxlm.runtime.prepacked_file import DATA_NAME, FATAL_ONLY, write_prepacked
 from onnxlm.runtime.providers import find_provider
 from onnxlm.runtime.session import SessionConfig, open_session, session_options
 from onnxlm.version import VERSION
 
-ENTRY_NAME = "prepacked.json"
 # Raise it when files of an older form must not be used any more.
 _FORMAT = 1
-_UNUSED_S = 30 * 24 * 3600
-# A folder that its writer left when it was killed; no build takes that long.
-_ABANDONED_S = 24 * 3600
 # Of the weights, at the worst moment: raw and packed in the new file, the same of one graph beside it.
 _ROOM = 5
 _CPU_FIELDS = (
@@ -66,11 +71,13 @@ class PreparedGraphs:
         paths: Graph name -> ONNX file.
         cached: They are optimized and packed for this machine; otherwise they are the package's own.
         reason: Why they are the package's own; None when they are not.
+        raw_offsets: Where in the data file of cached graphs tensors lie that are not packed.
     """
 
     paths: Mapping[str, Path]
     cached: bool
     reason: str | None = None
+    raw_offsets: tuple[int, ...] = ()
 
     def session_options(self, config: SessionConfig) -> ort.SessionOptions:
         """Options with which the files are to be opened."""
@@ -78,6 +85,7 @@ class PreparedGraphs:
         if self.cached:
             # Optimized already; a pass that makes a new tensor of a weight would lose its packed form.
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+            options.log_severity_level = FATAL_ONLY  # what fails here is raised, and then made good
         return options
 
 
@@ -102,7 +110,7 @@ def open_graphs(
         try:
             return open_files(prepared, config), prepared
         except PackageError as error:  # pruned or damaged since: build it anew next time
-            _remove(next(iter(prepared.paths.values())).parent)
+            remove_entry(next(iter(prepared.paths.values())).parent)
             prepared = PreparedGraphs(own_files(package), cached=False, reason=str(error))
     return open_files(prepared, config), prepared
 
@@ -120,11 +128,10 @@ def prepare(package: Package, config: SessionConfig) -> PreparedGraphs:
             reason = f"provider '{config.provider}' packs no weights"
             return PreparedGraphs(own, cached=False, reason=reason)
         entry = cache_dir() / "prepacked" / _key(package, config)
-        if not _is_whole(entry):
-            _build(entry, package, own, config)
-        with contextlib.suppress(OSError):  # a cache that is only read stays usable
-            os.utime(entry / ENTRY_NAME)
-        return PreparedGraphs(_cached_files(entry, own), cached=True)
+        note = read_note(entry) or _build(entry, package, own, config)
+        mark_used(entry)
+        files = _cached_files(entry, own)
+        return PreparedGraphs(files, cached=True, raw_offsets=note.raw_offsets)
     except Exception as error:  # onnxruntime raises its own classes
         text = " ".join(str(error).split())
         kind = "" if isinstance(error, OnnxlmError) else f"{type(error).__name__}: "
@@ -148,8 +155,12 @@ def open_files(prepared: PreparedGraphs, config: SessionConfig) -> dict[str, ort
         return open_session(path, config, prepared.session_options(config))
 
     with ThreadPoolExecutor(len(prepared.paths)) as threads:
-        sessions = threads.map(open_one, prepared.paths.values())
-        return dict(zip(prepared.paths, sessions, strict=True))
+        opened = threads.map(open_one, prepared.paths.values())
+        sessions = dict(zip(prepared.paths, opened, strict=True))
+    if prepared.cached:
+        data = next(iter(prepared.paths.values())).with_name(DATA_NAME)
+        release_pages(data, prepared.raw_offsets)
+    return sessions
 
 
 def _key(package: Package, config: SessionConfig) -> str:
@@ -167,45 +178,24 @@ def _key(package: Package, config: SessionConfig) -> str:
 
 
 @functools.cache
-def cpu_identity() -> str:
+def cpu_identity(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """What tells apart CPUs for which kernels pack weights differently.
 
-    On Linux the model and its instruction sets, elsewhere what Python knows.
+    On Linux the first core's model and instruction sets, elsewhere what Python knows.
+
+    Args:
+        cpuinfo: The kernel's description of the processors.
     """
     facts = [sys.platform, platform.machine(), platform.processor()]
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
-        facts += _cpu_fields(lines)
+    with contextlib.suppress(OSError), cpuinfo.open(encoding="utf-8", errors="replace") as lines:
+        for line in itertools.takewhile(str.strip, lines):
+            name, _, value = line.partition(":")
+            if name.strip() in _CPU_FIELDS:
+                facts.append(f"{name.strip()}: {value.strip()}")
     return "\n".join(facts)
 
 
-def _cpu_fields(lines: Iterator[str]) -> list[str]:
-    """The telling lines about the first core."""
-    found = []
-    for line in lines:
-        name, _, value = line.partition(":")
-        if not name.strip():
-            break
-        if name.strip() in _CPU_FIELDS:
-            found.append(f"{name.strip()}: {value.strip()}")
-    return found
-
-
-def _is_whole(entry: Path) -> bool:
-    """Whether an entry is complete, and its files the ones that were written."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        files = json.loads((entry / ENTRY_NAME).read_text(encoding="utf-8"))["files"]
-        return DATA_NAME in files and all(
-            _facts(entry / name) == facts for name, facts in files.items()
-        )
-    return False
-
-
-def _facts(file: Path) -> list[int]:
-    facts = file.stat()
-    return [facts.st_size, facts.st_mtime_ns]
-
-
-def _build(entry: Path, package: Package, own: Mapping[str, Path], config: SessionConfig) -> None:
+def _build(entry: Path, package: Package, own: Mapping[str, Path], config: SessionConfig) -> Note:
     """Make `entry`, or nothing; one process builds, others go on without.
 
     Raises:
@@ -215,21 +205,25 @@ def _build(entry: Path, package: Package, own: Mapping[str, Path], config: Sessi
     """
     entry.parent.mkdir(parents=True, exist_ok=True)
     with package_swap.writer_lock(entry):
-        if _is_whole(entry):  # another process was faster
-            return
-        for old in (entry, *package_swap.leftovers(entry)[0], *_superseded(entry.parent, package)):
-            _remove(old)
+        note = read_note(entry)
+        if note is not None:  # another process was faster
+            return note
+        for old in (entry, *package_swap.leftovers(entry)[0], *superseded(entry.parent, package)):
+            remove_entry(old)
         _require_room(entry.parent, package)
         temporary = package_swap.temporary_sibling(entry)
         try:
             made = _cached_files(temporary, own)
-            write_prepacked({made[name].name: own[name] for name in own}, temporary, config)
+            sources = {made[name].name: own[name] for name in own}
+            offsets = write_prepacked(sources, temporary, config)
             open_files(PreparedGraphs(made, cached=True), config)  # fails now, not at every load
-            _write_entry(temporary, package)
+            note = Note(str(package.path.resolve()), package.digest, offsets)
+            write_note(temporary, note)
             os.rename(temporary, entry)
         except BaseException:
-            _remove(temporary)
+            remove_entry(temporary)
             raise
+    return note
 
 
 def _require_room(folder: Path, package: Package) -> None:
@@ -239,41 +233,3 @@ def _require_room(folder: Path, package: Package) -> None:
         raise PackageError(
             f"{folder}: too little room to pack weights", found=free, allowed=f"{needed} bytes free"
         )
-
-
-def _write_entry(folder: Path, package: Package) -> None:
-    """Put the files on the disk, then say what they are: no crash leaves an entry whose data is not there."""
-    files = {}
-    for file in sorted(folder.iterdir()):
-        with file.open("rb+") as opened:
-            os.fsync(opened.fileno())
-        files[file.name] = _facts(file)
-    entry = {"package": str(package.path.resolve()), "digest": package.digest, "files": files}
-    with (folder / ENTRY_NAME).open("w", encoding="utf-8") as opened:
-        json.dump(entry, opened)
-        opened.flush()
-        os.fsync(opened.fileno())
-
-
-def _superseded(cache: Path, package: Package) -> Iterator[Path]:
-    """Entries that nobody uses, those of replaced files of this package, and what killed writers left."""
-    now = time.time()
-    path = str(package.path.resolve())
-    for folder in cache.iterdir():
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            if ".tmp-" in folder.name:
-                if now - folder.stat().st_mtime > _ABANDONED_S:
-                    yield folder
-                continue
-            note = folder / ENTRY_NAME
-            entry = json.loads(note.read_text(encoding="utf-8"))
-            replaced = entry["package"] == path and entry["digest"] != package.digest
-            if replaced or now - note.stat().st_mtime > _UNUSED_S:
-                yield folder
-
-
-def _remove(entry: Path) -> None:
-    """Delete a folder, its note first: what is left of it by a kill is never taken for whole."""
-    with contextlib.suppress(OSError):
-        (entry / ENTRY_NAME).unlink(missing_ok=True)
-    shutil.rmtree(entry, ignore_errors=True)

@@ -18,6 +18,7 @@ from onnxlm.runtime.onnx_wire import Entries, move_tensors
 from onnxlm.runtime.session import SessionConfig, open_session, session_options
 
 DATA_NAME = "weights.bin"
+FATAL_ONLY = 4
 # Smaller tensors stay inside the graph.
 _INLINE_BYTES = 1024
 # A blob is mapped by itself: from here on at a page of its own, below at a cache line.
@@ -25,13 +26,18 @@ _PAGE = 4096
 _LINE = 64
 
 
-def write_prepacked(graphs: Mapping[str, Path], folder: Path, config: SessionConfig) -> None:
+def write_prepacked(
+    graphs: Mapping[str, Path], folder: Path, config: SessionConfig
+) -> tuple[int, ...]:
     """Write every graph and their one data file into `folder`.
 
     Args:
         graphs: File name to write -> the graph, its weights beside it.
         folder: An existing folder.
         config: Provider and options under which the graphs will run.
+
+    Returns:
+        Where in the data file the tensors lie that are not packed.
 
     Raises:
         PackageError: ONNX Runtime cannot load a graph, or cannot save it.
@@ -48,10 +54,12 @@ def write_prepacked(graphs: Mapping[str, Path], folder: Path, config: SessionCon
             # At once: beside the shared file lies never more than one graph's own.
             optimized.unlink()
             weights.unlink(missing_ok=True)
+        return tuple(sorted(data.raw_offsets))
 
 
 def _save_optimized(graph: Path, optimized: Path, weights: Path, config: SessionConfig) -> None:
     options = session_options(config)
+    options.log_severity_level = FATAL_ONLY  # what fails is raised
     options.optimized_model_filepath = str(optimized)
     prefix = "session.optimized_model_external_initializers"
     for key, value in (
@@ -68,11 +76,15 @@ class _SharedData:
 
     Args:
         file: Open for writing, empty.
+
+    Attributes:
+        raw_offsets: Where tensors begin that are not packed.
     """
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self._offsets: dict[tuple[int, bytes], int] = {}
+        self.raw_offsets: set[int] = set()
 
     def add(self, model: bytes, source: Path) -> bytes:
         """Copy the tensors that lie in `source`, and return `model` with them in this file."""
@@ -91,6 +103,7 @@ class _SharedData:
             raise ValueError(f"a tensor lies outside {source}")
         length = old.pop("length")
         offset = self._place(view, old.pop("offset", "0"), length)
+        self.raw_offsets.add(offset)
         moved = [("location", DATA_NAME), ("offset", str(offset)), ("length", length)]
         for key, value in old.items():
             if not key.startswith("prepacked"):
