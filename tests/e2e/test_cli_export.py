@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGMLQuantizationType
-from support.commands import Ran, run_process
+from gguf import GGMLQuantizationType, GGUFWriter
+from support.commands import Ran
 from support.gguf_writer import write_gguf
 from support.hot import hot_model
-from support.tiny import CONFIG
+from support.tiny import CONFIG, train_tokenizer
 
 from onnxlm.models.checkpoint import read
 from onnxlm.package import open_package
@@ -46,9 +46,9 @@ def test_export_says_what_it_made(tiny_export: Ran, tiny_package: Path) -> None:
 
 
 def test_export_leaves_nothing_beside_the_package(
-    tiny_package: Path, tiny_source: Path, tmp_path: Path
+    cli: Cli, tiny_source: Path, tmp_path: Path
 ) -> None:
-    ran = run_process("export", tiny_source, tmp_path / "out", "--precision", "int8")
+    ran = cli("export", tiny_source, tmp_path / "out", "--precision", "int8")
     assert (ran.code, ran.err) == (0, "")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     open_package(tmp_path / "out", verify="always")
@@ -145,7 +145,20 @@ def test_calibration_text_matters(cli: Cli, tiny_package: Path, tmp_path: Path) 
 @pytest.fixture(scope="module")
 def quantized_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("gguf") / "model.gguf"
-    return write_gguf(path, hot_model(CONFIG), lambda name: GGMLQuantizationType.Q4_1)
+    return write_gguf(
+        path, hot_model(CONFIG), lambda name: GGMLQuantizationType.Q4_1, write_tokenizer
+    )
+
+
+def write_tokenizer(writer: GGUFWriter) -> None:
+    """The tiny model's tokenizer as llama.cpp keeps one."""
+    tokenizer = train_tokenizer()
+    merges = json.loads(tokenizer.to_str())["model"]["merges"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(sorted(tokenizer.get_vocab(), key=tokenizer.token_to_id))
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_eos_token_id(0)
 
 
 def test_a_quantized_source_keeps_its_codes(cli: Cli, quantized_gguf: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 Cli = Callable[..., Ran]
 SPEED = re.compile(
-    r"CPU: TTFT \d+ ms for (\d+) prompt tokens, \d+\.\d tok/s, (\d+) new tokens \(ended by (\w+)\)\n"
+    r"cpu: TTFT \d+ ms for (\d+) prompt tokens, \d+\.\d tok/s, (\d+) new tokens \(ended by (\w+)\)\n"
 )
 PROMPT = "The capital"
 
@@ -87,7 +87,7 @@ def test_json(cli: Cli, tiny_package: Path, continuation: Continuation) -> None:
     said = facts(cli("generate", tiny_package, PROMPT, "--max-new-tokens", "12", "--json"))
     assert (said["text"], said["token_ids"]) == (text, ids)
     assert said["finish_reason"] in ("length", "eos")
-    assert said["provider"] == "CPU"
+    assert (said["provider"], said["fallback"]) == ("cpu", None)
     assert said["ttft_ms"] > 0
     assert said["decode_tokens_per_s"] > 0
     assert len(said["token_ids"]) <= 12
@@ -146,5 +146,5 @@ def test_a_package_without_a_chat_template_says_so(
     (source / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}', encoding="utf-8")
     assert cli("export", source, tmp_path / "out").code == 0
     ran = cli("generate", tmp_path / "out", "hi", "--chat")
-    expected = f"error: {tmp_path / 'out'}: has no chat template; generate without --chat\n"
+    expected = f"error: {tmp_path / 'out'}: has no chat template; generate from plain text\n"
     assert ran == Ran(2, "", expected)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -74,17 +73,19 @@ class Generate:
             threads=self.threads,
             allow_fallback=self.allow_fallback,
         )
-        stream = model.stream(_chat_ids(model, prompt) if self.chat else prompt, **self._fields())
+        start = model.chat().send if self.chat else model.stream
+        stream = start(prompt, **self._fields())
         for piece in stream:
             if not self.as_json:
                 sys.stdout.write(piece)
                 sys.stdout.flush()
-        result, provider = stream.result, _provider_in_use(model)
         if self.as_json:
-            print_json(_facts(result, provider))
+            print_json(_facts(stream.result, model))
             return
         sys.stdout.write("\n")
-        note(_speed_line(result, provider))
+        if model.fallback is not None:
+            note(f"{model.provider} instead of {self.provider}: {model.fallback}")
+        note(_speed_line(stream.result, model.provider))
 
     def _fields(self) -> dict[str, Any]:
         names = ("max_new_tokens", "temperature", "top_k", "top_p", "seed")
@@ -101,25 +102,7 @@ def _standard_input() -> str:
     return text.removesuffix("\n")
 
 
-def _chat_ids(model: LanguageModel, message: str) -> Sequence[int]:
-    """The user's message in the model's chat template, as token ids."""
-    from onnxlm.runtime.chat_template import ChatTemplate
-
-    template = ChatTemplate.from_folder(model.package.path)
-    if template is None:
-        raise InputError(
-            f"{model.package.path}: has no chat template", fix="generate without --chat"
-        )
-    text = template.render([{"role": "user", "content": message}])
-    return model.tokenizer.encode(text, add_special_tokens=False)
-
-
-def _provider_in_use(model: LanguageModel) -> str:
-    name: str = model.sessions.decode.get_providers()[0]
-    return name.removesuffix("ExecutionProvider")
-
-
-def _facts(result: Generation, provider: str) -> dict[str, Any]:
+def _facts(result: Generation, model: LanguageModel) -> dict[str, Any]:
     return {
         "text": result.text,
         "token_ids": result.token_ids,
@@ -127,7 +110,8 @@ def _facts(result: Generation, provider: str) -> dict[str, Any]:
         "prompt_tokens": result.prompt_tokens,
         "ttft_ms": result.ttft_s * 1e3,
         "decode_tokens_per_s": result.decode_tokens_per_s,
-        "provider": provider,
+        "provider": model.provider,
+        "fallback": model.fallback,
     }
 
 
