@@ -5,7 +5,7 @@ Legend: N rows (outputs) and K columns (inputs) of a weight, B blocks a row.
 Names of what is stored for a weight `w`:
     w.q4, w.q8          codes, uint8, as MatMulNBits reads them; padded to whole blocks
     w.scale             float32 or float16 [N, B]
-    w.minimum           float16 [N, B], or w.offset, float32 or float16 [B, N]
+    w.minimum           float16 [N, B], or w.offset, float32 or float16 [N, B]
     w.row_codes         int8 [K, N], with w.row_scale, float32 [N], where prefill has its own weights
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxlm.graphs.edit import MICROSOFT, add_constant, add_tensor, lazy_tensor, new_node, replace
+from onnxlm.graphs.edit import MICROSOFT, add_constant, add_tensor, lazy_tensor, move, new_node
 from onnxlm.graphs.linear import Linear, linears
 from onnxlm.quantize.blocks import pack_matmul
 from onnxlm.quantize.row import RowQuantized
@@ -82,30 +82,27 @@ class _GraphEdit:
         so w = scale * (code - centre) + offset splits exactly.
         """
         rows, columns = tensor.shape
-        codes = self._codes(linear.name, tensor, flat)
+        node, name = linear.node, linear.name
+        codes = self._codes(name, tensor, flat)
         if flat:  # an embedding reads them as a matrix; a session folds the Reshape
             shape = np.array([rows, -1, tensor.block_size * tensor.bits // 8], dtype=np.int64)
-            turned = [codes, self._constant(f"{linear.name}.shape", shape)]
-            codes = self._before(linear, "Reshape", turned)
-        node = new_node(
+            codes = self._before(node, "Reshape", [codes, self._constant(f"{name}.shape", shape)])
+        y = self._before(
+            node,
             "MatMulNBits",
-            [linear.x, codes, self._floats(f"{linear.name}.scale", tensor.scale)],
-            domain=MICROSOFT,
-            attributes={
-                "N": rows,
-                "K": columns,
-                "bits": tensor.bits,
-                "block_size": tensor.block_size,
-                "accuracy_level": ACCURACY_LEVEL,
-            },
+            [linear.x, codes, self._floats(f"{name}.scale", tensor.scale)],
+            MICROSOFT,
+            N=rows,
+            K=columns,
+            bits=tensor.bits,
+            block_size=tensor.block_size,
+            accuracy_level=ACCURACY_LEVEL,
         )
-        nodes = [node]
         if tensor.offset is not None:
             sums = self._block_sum(linear, tensor)
-            offset = self._offset(linear, tensor, tensor.offset)
-            correction = new_node("MatMul", [sums, offset])
-            nodes += [correction, new_node("Add", [node.outputs[0], correction.outputs[0]])]
-        replace(self._graph, [linear.node], nodes)
+            offset = self._before(node, "Transpose", [self._offset(node, name, tensor)])
+            y = self._before(node, "Add", [y, self._before(node, "MatMul", [sums, offset])])
+        self._replace(node, y)
 
     def rows(self, linear: Linear, tensor: RowQuantized) -> None:
         """y = MatMulIntegerToFloat(quantized x, codes) * r, with r the largest magnitude of x's row.
@@ -115,47 +112,57 @@ class _GraphEdit:
         if linear.x not in self._row_inputs:
             self._row_inputs[linear.x] = self._quantize_rows(linear)
         quantized, magnitude = self._row_inputs[linear.x]
-        name = linear.name
-        product = new_node(
+        node, name = linear.node, linear.name
+        product = self._before(
+            node,
             "MatMulIntegerToFloat",
             [
                 quantized,
-                self._store(f"{name}.row_codes", tensor.codes.shape, np.int8, lambda: tensor.codes),
+                self._constant(f"{name}.row_codes", tensor.codes),
                 self._scalar("row.scale", 1 / 127, np.float32),
                 self._constant(f"{name}.row_scale", tensor.scale),
                 # The weights' zero point is left out, 0 for signed codes: where a session turns them into
                 # unsigned ones it makes a new one, and must not meet one that other products share.
                 self._scalar("row.zero_point", 128, np.uint8),
             ],
-            domain=MICROSOFT,
+            MICROSOFT,
         )
-        scaled = new_node("Mul", [product.outputs[0], magnitude])
-        replace(self._graph, [linear.node], [product, scaled])
+        self._replace(node, self._before(node, "Mul", [product, magnitude]))
 
     def embedding(self, gather: ir.Node, tensor: QuantizedTensor) -> None:
         """Gather(table, ids) -> GatherBlockQuantized on the codes that a tied head reads too.
 
-        Where K is no multiple of the block, padding is gathered along and cut off.
+        Offsets are gathered beside and added; where K is no multiple of the block, padding is cut off.
         """
-        name, columns = _table(gather), tensor.shape[1]
-        codes = self._codes(name, tensor, flat=True)
-        node = new_node(
+        name, ids = _table(gather), gather.inputs[1]
+        columns = tensor.shape[1]
+        blocks, size = tensor.scale.shape[1], tensor.block_size
+        y = self._before(
+            gather,
             "GatherBlockQuantized",
-            [codes, gather.inputs[1], self._floats(f"{name}.scale", tensor.scale)],
-            domain=MICROSOFT,
-            attributes={
-                "bits": tensor.bits,
-                "block_size": tensor.block_size,
-                "quantize_axis": 1,
-                "gather_axis": 0,
-            },
+            [
+                self._codes(name, tensor, flat=True),
+                ids,
+                self._floats(f"{name}.scale", tensor.scale),
+            ],
+            MICROSOFT,
+            bits=tensor.bits,
+            block_size=size,
+            quantize_axis=1,
+            gather_axis=0,
         )
-        nodes = [node]
-        if columns % tensor.block_size:
-            ends = [self._integers("index_0", 0), self._integers(f"index_{columns}", columns)]
-            last = self._integers("axis_last", -1)
-            nodes.append(new_node("Slice", [node.outputs[0], *ends, last]))
-        replace(self._graph, [gather], nodes)
+        last = self._integers("axis_last", -1)
+        if tensor.offset is not None:
+            offset = self._before(gather, "Gather", [self._offset(gather, name, tensor), ids])
+            offset = self._before(gather, "Unsqueeze", [offset, last])  # [B, S, blocks, 1]
+            split = self._integers(f"blocks_{blocks}x{size}", 0, 0, blocks, size)
+            y = self._before(gather, "Add", [self._before(gather, "Reshape", [y, split]), offset])
+            whole = self._integers(f"columns_{blocks * size}", 0, 0, blocks * size)
+            y = self._before(gather, "Reshape", [y, whole])
+        if columns != blocks * size:
+            ends = [self._integers("index_first", 0), self._integers(f"index_{columns}", columns)]
+            y = self._before(gather, "Slice", [y, *ends, last])
+        self._replace(gather, y)
 
     def _codes(self, name: str, tensor: QuantizedTensor, flat: bool) -> ir.Value:
         """[N, B, bytes a block], or [N, B * bytes a block]: the same bytes."""
@@ -166,85 +173,81 @@ class _GraphEdit:
             f"{name}.q{tensor.bits}", shape, np.uint8, lambda: pack_matmul(tensor).reshape(shape)
         )
 
-    def _offset(
-        self, linear: Linear, tensor: QuantizedTensor, offset: NDArray[np.float32]
-    ) -> ir.Value:
-        """The offsets, float32 [B, N].
+    def _offset(self, anchor: ir.Node, name: str, tensor: QuantizedTensor) -> ir.Value:
+        """The offsets, float32 [N, B].
 
         A GGUF block stores its least value, minimum = offset - centre * scale, in 16 bits: where the
         offsets come back exactly from that, that is what is stored.
         """
-        name = linear.name
+        assert tensor.offset is not None
         centre = float(1 << (tensor.bits - 1))
-        minimum = _to_half(offset - centre * tensor.scale).astype(np.float32)
-        if not np.array_equal(minimum + centre * tensor.scale, offset):
-            return self._floats(f"{name}.offset", np.ascontiguousarray(offset.T))
+        minimum = _to_half(tensor.offset - centre * tensor.scale).astype(np.float32)
+        if not np.array_equal(minimum + centre * tensor.scale, tensor.offset):
+            return self._floats(f"{name}.offset", tensor.offset)
         scale = self._floats(f"{name}.scale", tensor.scale)
         factor = self._scalar(f"centre.{tensor.bits}", centre, np.float32)
-        shift = self._before(linear, "Mul", [scale, factor])
         least = self._floats(f"{name}.minimum", minimum)
-        return self._before(linear, "Transpose", [self._before(linear, "Add", [least, shift])])
+        return self._before(anchor, "Add", [least, self._before(anchor, "Mul", [scale, factor])])
 
     def _block_sum(self, linear: Linear, tensor: QuantizedTensor) -> ir.Value:
         """x [B, S, K] summed over each block; once per distinct input."""
         key = (linear.x, tensor.block_size)
         if key not in self._block_sums:
-            size, blocks, x = tensor.block_size, tensor.scale.shape[1], linear.x
+            size, blocks = tensor.block_size, tensor.scale.shape[1]
+            node, x = linear.node, linear.x
             last = self._integers("axis_last", -1)
             missing = blocks * size - tensor.shape[1]
             if missing:
                 pads = self._integers(f"pads_{missing}", 0, missing)
-                x = self._before(linear, "Pad", [x, pads, None, last])
+                x = self._before(node, "Pad", [x, pads, None, last])
             shape = self._integers(f"blocks_{blocks}x{size}", 0, 0, blocks, size)
-            split = self._before(linear, "Reshape", [x, shape])
-            self._block_sums[key] = self._before(linear, "ReduceSum", [split, last], keepdims=0)
+            split = self._before(node, "Reshape", [x, shape])
+            self._block_sums[key] = self._before(node, "ReduceSum", [split, last], keepdims=0)
         return self._block_sums[key]
 
     def _quantize_rows(self, linear: Linear) -> tuple[ir.Value, ir.Value]:
         """uint8 codes of x / r, and r."""
-        x, last = linear.x, self._integers("axis_last", -1)
-        largest = self._before(
-            linear, "ReduceMax", [self._before(linear, "Abs", [x]), last], keepdims=1
-        )
+        x, node, last = linear.x, linear.node, self._integers("axis_last", -1)
+        sizes = self._before(node, "Abs", [x])
+        largest = self._before(node, "ReduceMax", [sizes, last], keepdims=1)
         # A row of zeros must not become 0 / 0.
         floor = self._scalar("row.floor", float(np.finfo(np.float32).tiny), np.float32)
-        magnitude = self._before(linear, "Max", [largest, floor])
-        codes = self._before(
-            linear,
-            "QuantizeLinear",
-            [
-                self._before(linear, "Div", [x, magnitude]),
-                self._scalar("row.scale", 1 / 127, np.float32),
-                self._scalar("row.zero_point", 128, np.uint8),
-            ],
-        )
-        return codes, magnitude
+        magnitude = self._before(node, "Max", [largest, floor])
+        step = self._scalar("row.scale", 1 / 127, np.float32)
+        centre = self._scalar("row.zero_point", 128, np.uint8)
+        unit = self._before(node, "Div", [x, magnitude])
+        return self._before(node, "QuantizeLinear", [unit, step, centre]), magnitude
 
     def _floats(self, name: str, array: NDArray[np.float32]) -> ir.Value:
         """A float32 constant, on disk in 16 bits where that loses nothing; a session folds the Cast."""
         if name not in self._widened:
             half = _to_half(array)
             if np.array_equal(half.astype(np.float32), array):
-                node = new_node(
-                    "Cast", [self._constant(name, half)], attributes={"to": ir.DataType.FLOAT}
+                first, stored = next(iter(self._graph)), self._constant(name, half)
+                self._widened[name] = self._before(
+                    first, "Cast", [stored], to=ir.DataType.FLOAT.value
                 )
-                self._graph.insert_before(next(iter(self._graph)), node)
-                self._widened[name] = node.outputs[0]
             else:
                 self._widened[name] = self._constant(name, array)
         return self._widened[name]
 
     def _before(
         self,
-        linear: Linear,
+        anchor: ir.Node,
         op_type: str,
         inputs: Sequence[ir.Value | None],
+        domain: str = "",
         **attributes: object,
     ) -> ir.Value:
-        """The outcome of a new node in front of a linear."""
-        node = new_node(op_type, inputs, attributes=attributes)
-        self._graph.insert_before(linear.node, node)
+        """The outcome of a new node in front of `anchor`."""
+        node = new_node(op_type, inputs, domain=domain, attributes=attributes)
+        self._graph.insert_before(anchor, node)
         return node.outputs[0]
+
+    def _replace(self, old: ir.Node, value: ir.Value) -> None:
+        """Let `value` take the place of what `old` makes."""
+        move(self._graph, old.outputs[0], value)
+        self._graph.remove([old], safe=True)
 
     def _store(
         self,

@@ -1,0 +1,180 @@
+"""Packages to quantize, and a reader of quantized ones that shares no code with the project's writer."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from onnxlm.export import export
+from onnxlm.models import load
+from onnxlm.models.layers.decoder import DecoderLM
+from onnxlm.models.registry import architecture_names, find_architecture
+from onnxlm.package import Package
+from onnxlm.quantized_tensor import QuantizedTensor
+from support.exported import Runner, variants
+from support.hot import hot_model, save_folder
+from support.hot_packages import letter_tokenizer
+
+Array = NDArray[Any]
+# Characters of the letter tokenizer: enough windows to calibrate a tiny model, and none that it cannot spell.
+TEXT = "The quick brown fox jumps over the lazy dog, 0123456789 times; then it rests.\n" * 8
+_ROOT = tempfile.TemporaryDirectory(prefix="onnxlm-quantized-")
+
+
+def new_folder() -> Path:
+    """A folder that lives as long as the test session."""
+    return Path(tempfile.mkdtemp(dir=_ROOT.name))
+
+
+def configs(family: str) -> dict[str, dict[str, Any]]:
+    """Configs of one family: those of the graph tests, and widths that no block divides."""
+    tiny = dict(find_architecture(family).tiny)
+    odd = {"hidden_size": 100, "intermediate_size": 150}
+    found = variants(family)
+    return {
+        **found,
+        "odd widths": tiny | odd,
+        "odd widths, untied, biases": tiny
+        | odd
+        | {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True},
+    }
+
+
+CASES = [(family, name) for family in architecture_names() for name in configs(family)]
+
+
+@functools.cache
+def oracle(family: str, variant: str) -> PreTrainedModel:
+    """The transformers model."""
+    return hot_model(configs(family)[variant])
+
+
+@functools.cache
+def checkpoint(family: str, variant: str) -> Path:
+    """It on disk, with a tokenizer of one token a character."""
+    folder = save_folder(oracle(family, variant), new_folder())
+    letter_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@functools.cache
+def eager(family: str, variant: str) -> DecoderLM:
+    """The project's model of the same weights; do not change it."""
+    return load(checkpoint(family, variant))
+
+
+@functools.cache
+def source(family: str, variant: str) -> Package:
+    """Its fp32 package."""
+    return export(checkpoint(family, variant), new_folder() / "fp32")
+
+
+def exact_copy(package: Package) -> Path:
+    """The graphs with activations left in fp32: what an operator reads is all that can differ.
+
+    Accuracy level 4, the product's own, rounds activations to 8 bits a block; level 1 does not.
+    """
+    folder = new_folder()
+    for graph in package.manifest.graphs.values():
+        model = ir.load(package.path / graph.file)
+        for node in model.graph:
+            if node.op_type == "MatMulNBits":
+                assert node.attributes["accuracy_level"].as_int() == 4
+                node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 1)
+        ir.save(model, folder / graph.file)
+    data = package.manifest.weights.file
+    shutil.copyfile(package.path / data, folder / data)
+    return folder
+
+
+def initializers(package: Package) -> dict[str, Array]:
+    """Every stored tensor of all graphs by name; graphs must agree."""
+    found: dict[str, Array] = {}
+    for graph in package.manifest.graphs.values():
+        for name, value in ir.load(package.path / graph.file).graph.initializers.items():
+            assert value.const_value is not None
+            array = value.const_value.numpy()
+            assert name not in found or np.array_equal(found[name], array)
+            found[name] = array
+    return found
+
+
+def stored_matrix(tensors: Mapping[str, Array], name: str, columns: int) -> Array | None:
+    """The matrix [N, columns] that stored codes mean by their formats; None if there are none."""
+    for bits in (4, 8):
+        data = tensors.get(f"{name}.q{bits}")
+        if data is not None:
+            break
+    else:
+        return None
+    bytes_ = data.reshape(data.shape[0], -1)
+    codes = np.stack([bytes_ & 15, bytes_ >> 4], axis=-1) if bits == 4 else bytes_
+    scale = tensors[f"{name}.scale"].astype(np.float32)
+    codes = codes.reshape(*scale.shape, -1).astype(np.float32)
+    values = scale[..., None] * codes
+    if f"{name}.minimum" in tensors:  # as GGUF says it: w = d * q + m
+        values += tensors[f"{name}.minimum"].astype(np.float32)[..., None]
+    else:
+        values -= scale[..., None] * np.float32(2 ** (bits - 1))
+        if f"{name}.offset" in tensors:
+            values += tensors[f"{name}.offset"].astype(np.float32)[..., None]
+    return values.reshape(len(data), -1)[:, :columns]
+
+
+def stored_parameters(package: Package, model: DecoderLM) -> dict[str, Tensor]:
+    """Parameters of the eager model as a quantized package holds them."""
+    tensors = initializers(package)
+    found = {}
+    for name, parameter in model.named_parameters():
+        place = package.manifest.parameters[name]
+        if parameter.dim() == 2:
+            whole = stored_matrix(tensors, place.tensor, parameter.shape[1])
+        else:
+            whole = tensors[place.tensor]
+        assert whole is not None, f"{name} is stored in full precision"
+        rows = slice(None) if place.rows is None else slice(*place.rows)
+        found[name] = torch.from_numpy(np.array(whole[rows]))
+    return found
+
+
+def with_parameters(model: DecoderLM, values: Mapping[str, Tensor | QuantizedTensor]) -> DecoderLM:
+    """A copy of the eager model with other parameters."""
+    changed = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, parameter in changed.named_parameters():
+            if name in values:
+                value = values[name]
+                if isinstance(value, QuantizedTensor):
+                    value = torch.from_numpy(value.dequantize())
+                parameter.copy_(value)
+    return changed
+
+
+@torch.no_grad()
+def eager_logits(model: DecoderLM, ids: Sequence[int]) -> Tensor:
+    """Logits [S, V] of one row, run at once."""
+    logits, _ = model(torch.tensor([list(ids)]))
+    return logits[0].float()
+
+
+def graph_logits(folder: Path, ids: Sequence[int], prefill: int, optimized: bool = True) -> Tensor:
+    """Logits [S, V]: the first tokens by the prefill graph, the others by the decode graph."""
+    runner = Runner(folder, optimized)
+    logits, past = runner.run([list(ids[:prefill])], runner.empty(), keep=prefill)
+    parts = [logits[0]]
+    for token in ids[prefill:]:
+        logits, past = runner.step([token], past)
+        parts.append(logits[0])
+    return torch.cat(parts)
