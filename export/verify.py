@@ -65,7 +65,7 @@ def check_parity(
             "too few tokens to verify with", found=len(ids), allowed=f"{least} or more"
         )
     tolerance = PARITY[package.manifest.precision]
-    outcomes = []
+    outcomes: list[_Outcome] = []
     for name, calls in _calls(ids).items():
         progress("check", len(outcomes), _CHECKS)
         outcomes.append(_compare(name, calls, runner, reference, tolerance))

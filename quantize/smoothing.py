@@ -31,7 +31,8 @@ _LARGEST_STEP = 1e3
 
 def channel_max(weights: Sequence[Float]) -> Float:
     """max|w_j| [K] over the rows of all matrices [N, K] that read one input."""
-    return np.max([np.abs(weight).max(axis=0) for weight in weights], axis=0).astype(np.float32)
+    largest: Float = np.max([np.abs(w).max(axis=0) for w in weights], axis=0).astype(np.float32)
+    return largest
 
 
 def smoothing_scale(activation_max: Float, weight_max: Float, alpha: float) -> Float:

@@ -54,7 +54,7 @@ class Verify:
 
     examples: ClassVar[tuple[str, ...]] = (
         "onnxlm verify smollm2-fp32 --reference SmolLM2-135M-Instruct.Q4_1.gguf",
-        "onnxlm verify smollm2-int8 --reference smollm2-fp32 --text my-text.txt --tokens 2048 --json",
+        "onnxlm verify smollm2-int8 --reference smollm2-fp32 --text my-text.txt",
     )
 
     def run(self) -> None:
