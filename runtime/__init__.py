@@ -1,5 +1,6 @@
 """Generation from a package with ONNX Runtime and numpy; neither torch, onnx nor transformers is imported."""
 
-from onnxlm.runtime.model import Generation, LanguageModel, load
+from onnxlm.runtime.chat import Chat
+from onnxlm.runtime.model import Generation, LanguageModel, TextIterator, load
 
-__all__ = ["Generation", "LanguageModel", "load"]
+__all__ = ["Chat", "Generation", "LanguageModel", "TextIterator", "load"]
