@@ -203,3 +203,13 @@ def test_fault_in_the_middle_leaves_the_old_pair(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="no space left"):
         write_graphs(broken, tmp_path, "weights")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_open_reader_keeps_the_old_file(tmp_path: Path) -> None:
+    """A session that runs from a mapped file is not given other numbers under its hands."""
+    write_graphs(two_graphs(), tmp_path, "weights")
+    mapped = np.memmap(tmp_path / "weights", dtype=np.float32, mode="r", shape=(8, 64))
+    write_graphs(two_graphs(seed=5), tmp_path, "weights")
+    np.testing.assert_array_equal(mapped, random(8, 64))
+    now = np.fromfile(tmp_path / "weights", dtype=np.float32, count=8 * 64)
+    np.testing.assert_array_equal(now.reshape(8, 64), random(8, 64, seed=5))
