@@ -15,28 +15,25 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from peers_report import Row, print_ratios, print_rows, read_quality, save
-from quality import Quality, compare
+from peers_quality import Texts, measure_quality, read_texts
+from peers_report import MEMORY, Row, print_ratios, print_rows, read_quality, save
+from roofline import bytes_per_step
 from worker_process import Spec, Worker, WorkerError
 
+from onnxlm.quality import Quality
 from onnxlm.runtime.bench import Plan, Rounds, Sample
 from onnxlm.runtime.bench_figures import speed
 
-REFERENCE = "eager fp32"
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Token ids: of the evaluation text, and of prompts by length."""
-
-    evaluation: list[int]
-    prompts: dict[int, list[int]]
+EAGER = "eager fp32"
+KINDS = {
+    "package": "a package folder of onnxlm",
+    "llama": "a GGUF file for llama.cpp",
+    "genai": "a folder of onnxruntime-genai's model builder",
+}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -45,14 +42,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--source", required=True, help="checkpoint of the reference model (GGUF file or folder)")
-    for kind, what in (
-        ("package", "a package folder of onnxlm"),
-        ("llama", "a GGUF file for llama.cpp"),
-        ("genai", "a folder of onnxruntime-genai's model builder"),
-    ):
+    for kind, what in KINDS.items():
         add(f"--{kind}", action="append", default=[], metavar="NAME=PATH", help=what)
     add("--python", action="append", default=[], metavar="KIND=PATH", help="interpreter for a kind")
-    add("--eager", action="store_true", help="time the eager fp32 model too")
+    add("--eager", action="store_true", help="time the eager PyTorch model (fp32) too")
+    add("--roofline", action="store_true", help="read memory as a contestant of its own")
     add("--against", action="append", default=[], metavar="OURS=PEER", help="print the ratios")
     add("--threads", type=int, default=2)
     add("--prompt-tokens", default="128,1024", help="lengths, separated by commas")
@@ -66,71 +60,30 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def contestants(arguments: argparse.Namespace) -> list[Spec]:
-    """What the command line names, the eager model first if it takes part."""
-    pythons = dict(pair.split("=", 1) for pair in arguments.python)
-
-    def spec(name: str, kind: str, path: str) -> Spec:
-        return Spec(name, kind, pythons.get(kind, sys.executable), path, arguments.threads)
-
+def contestants(options: argparse.Namespace) -> list[Spec]:
+    """What the command line names, in the order in which they take turns."""
+    pythons = dict(_pair("python", text) for text in options.python)
     named = [
-        spec(*split_pair(pair, kind))
-        for kind in ("package", "llama", "genai")
-        for pair in getattr(arguments, kind)
+        Spec(name, kind, pythons.get(kind, sys.executable), path, options.threads)
+        for kind in KINDS
+        for name, path in (_pair(kind, text) for text in getattr(options, kind))
     ]
-    return [spec(REFERENCE, "eager", arguments.source)] * arguments.eager + named
+    extra = []
+    if options.eager:
+        extra.append(Spec(EAGER, "eager", sys.executable, options.source, options.threads))
+    if options.roofline:
+        extra.append(Spec(MEMORY, "memory_read", sys.executable, "-", options.threads))
+    return named + extra
 
 
-def split_pair(pair: str, kind: str) -> tuple[str, str, str]:
-    """(name, kind, path) of a NAME=PATH option."""
-    name, separator, path = pair.partition("=")
+def _pair(option: str, text: str) -> tuple[str, str]:
+    left, separator, right = text.partition("=")
     if not separator:
-        raise SystemExit(f"--{kind} {pair}: wants NAME=PATH")
-    return name, kind, path
+        raise SystemExit(f"--{option} {text}: wants two parts with = between them")
+    return left, right
 
 
-def token_ids(source: str, lengths: Sequence[int], evaluation: int) -> Texts:
-    """The bundled evaluation text in the source's tokens; prompts repeat it as often as they need."""
-    from importlib.resources import files
-
-    from tokenizers import Tokenizer
-
-    from onnxlm.models.checkpoint import read
-
-    text = (files("onnxlm.data") / "evaluation.txt").read_text(encoding="utf-8")
-    tokenizer_file = read(source).tokenizer_files["tokenizer.json"]
-    ids = Tokenizer.from_str(tokenizer_file.decode("utf-8")).encode(text).ids
-    if evaluation > len(ids):
-        raise SystemExit(f"--quality-tokens {evaluation}: the text has {len(ids)}")
-    return Texts(ids[:evaluation], {n: (ids * (n // len(ids) + 1))[:n] for n in lengths})
-
-
-def saved_logits(worker: Worker, ids: list[int], by: str, folder: Path) -> Iterator[np.ndarray]:
-    """Chunks of a worker's logits, read one at a time."""
-    folder.mkdir(exist_ok=True)
-    for file in worker.ask(do="logits", ids=ids, by=by, out=str(folder))["files"]:
-        yield np.load(file)
-
-
-def measure_quality(
-    workers: Sequence[Worker], reference: Worker, ids: list[int], decode: bool
-) -> dict[str, dict[str, Quality]]:
-    """Quality by contestant, of prompts and, if asked for, of single steps."""
-    results: dict[str, dict[str, Quality]] = {}
-    with tempfile.TemporaryDirectory() as scratch:
-        truth = Path(scratch) / "reference"
-        truth.mkdir()
-        files = reference.ask(do="logits", ids=ids, by="prefill", out=str(truth))["files"]
-        for worker in workers:
-            for by in ("prefill", "decode") if decode else ("prefill",):
-                print(f"quality: {worker.spec.name} by {by}", file=sys.stderr)
-                found = saved_logits(worker, ids, by, Path(scratch) / "model")
-                quality = compare((np.load(file) for file in files), found, ids)
-                results.setdefault(worker.spec.name, {})[by] = quality
-    return results
-
-
-def measure_speed(workers: dict[str, Worker], texts: Texts, plan: Plan) -> Rounds[Worker]:
+def measure_speed(workers: Mapping[str, Worker], texts: Texts, plan: Plan) -> Rounds[Worker]:
     """Interleaved rounds."""
 
     def measure(worker: Worker, prompt_tokens: int) -> Sample:
@@ -139,53 +92,66 @@ def measure_speed(workers: dict[str, Worker], texts: Texts, plan: Plan) -> Round
     def progress(stage: str, done: int, total: int) -> None:
         print(f"\r{stage} {done}/{total}", end="", file=sys.stderr, flush=True)
 
-    rounds = Rounds(plan, workers, measure)
+    rounds = Rounds(plan, dict(workers), measure)
     rounds.run(progress)
     print(file=sys.stderr)
     return rounds
 
 
-def rows(
-    workers: dict[str, Worker],
-    rounds: Rounds[Worker] | None,
-    quality: dict[str, dict[str, Quality]],
-) -> list[Row]:
-    """One row a contestant and prompt length; one a contestant when only quality was asked for."""
-    result = []
+def make_rows(workers: Mapping[str, Worker], rounds: Rounds[Worker] | None) -> list[Row]:
+    """One row a contestant and prompt length; one a contestant when speed was not asked for."""
+    rows = []
     for name, worker in workers.items():
-        memory = worker.memory()
-        common = {
-            "name": name,
-            "version": worker.ready["version"],
-            "bytes": worker.ready["bytes"],
-            "load_s": worker.ready["load_s"],
-            "memory": memory,
-            "quality": quality.get(name, {}),
-        }
-        tracks = [t for t in rounds.tracks if t.name == name] if rounds is not None else []
+        known = worker.spec.kind in KINDS
+        row = Row(
+            name=name,
+            version=worker.ready["version"],
+            bytes=worker.ready["bytes"],
+            bytes_per_step=bytes_per_step(worker.spec.path) if known else worker.ready["bytes"],
+            load_s=worker.ready["load_s"],
+            memory=worker.memory(),
+            foreign_load=float(np.median(worker.foreign_load)) if worker.foreign_load else None,
+        )
         if rounds is None:
-            result.append(Row(**common, prompt_tokens=None, speed=None))
-        for track in tracks:
-            figures = speed(track.samples, track.prompt_tokens) if track.samples else None
-            row = Row(
-                **common,
+            rows.append(row)
+            continue
+        rows += [
+            dataclasses.replace(
+                row,
                 prompt_tokens=track.prompt_tokens,
-                speed=figures,
+                speed=speed(track.samples, track.prompt_tokens) if track.samples else None,
                 failure=track.failure,
                 rounds=len(track.samples),
-                foreign_load=float(np.median(worker.foreign_load)) if worker.foreign_load else None,
             )
-            result.append(row)
-    return result
+            for track in rounds.tracks
+            if track.name == name
+        ]
+    return rows
+
+
+def find_quality(
+    options: argparse.Namespace, workers: Mapping[str, Worker], texts: Texts
+) -> dict[str, dict[str, Quality]]:
+    """Figures by contestant, from an earlier result or measured."""
+    if options.quality_from:
+        return read_quality(options.quality_from)
+    if not options.quality_tokens:
+        return {}
+    able = [worker for worker in workers.values() if worker.spec.kind in KINDS]
+    ways = ("prefill", "decode") if options.decode_quality else ("prefill",)
+    reference = Worker(Spec("reference", "eager", sys.executable, options.source, options.threads))
+    try:
+        reference.start()
+        return measure_quality(able, reference, texts.evaluation, ways)
+    finally:
+        reference.stop()
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     lengths = tuple(int(part) for part in options.prompt_tokens.split(","))
-    texts = token_ids(options.source, lengths, options.quality_tokens)
+    texts = read_texts(options.source, lengths, options.quality_tokens)
     workers = {spec.name: Worker(spec) for spec in contestants(options)}
-    reference = Worker(Spec(REFERENCE, "eager", sys.executable, options.source, options.threads))
-    quality: dict[str, dict[str, Quality]] = {}
     rounds = None
     try:
         for worker in workers.values():
@@ -194,23 +160,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not options.only_quality:
             plan = Plan(lengths, options.new_tokens, options.rounds)
             rounds = measure_speed(workers, texts, plan)
-        result = rows(workers, rounds, quality)
-        if options.quality_from:
-            quality = read_quality(options.quality_from)
-        elif options.quality_tokens and not (rounds and rounds.interrupted):
-            reference.start()
-            others = [w for w in workers.values() if w.spec.name != REFERENCE]
-            quality = measure_quality(others, reference, texts.evaluation, options.decode_quality)
-        result = [dataclasses.replace(row, quality=quality.get(row.name, {})) for row in result]
+        rows = make_rows(workers, rounds)  # memory before the quality run, which holds logits
+        quality = {} if rounds and rounds.interrupted else find_quality(options, workers, texts)
     except WorkerError as error:
         raise SystemExit(f"error: {error}") from error
     finally:
-        for worker in (*workers.values(), reference):
+        for worker in workers.values():
             worker.stop()
-    print_rows(result)
-    print_ratios(result, [tuple(pair.split("=", 1)) for pair in options.against])
+    rows = [dataclasses.replace(row, quality=quality.get(row.name, {})) for row in rows]
+    print_rows(rows)
+    print_ratios(rows, [_pair("against", text) for text in options.against])
     if options.json:
-        save(options.json, result, vars(options))
+        save(options.json, rows, vars(options))
 
 
 if __name__ == "__main__":

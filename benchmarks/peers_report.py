@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quality import Quality
-
 from onnxlm.cli.terminal import print_table
+from onnxlm.quality import Quality
 from onnxlm.runtime.bench_figures import Speed, Spread
 from onnxlm.runtime.machine import describe_machine
 from onnxlm.runtime.memory import Memory
 
 SCHEMA = "onnxlm.peers/1"
+# The contestant that only reads memory.
+MEMORY = "memory read"
 HEADER = (
     "contestant",
     "prompt",
@@ -26,6 +27,7 @@ HEADER = (
     "prefill tok/s",
     "decode tok/s",
     "p95 ms",
+    "of read rate",
     "file MB",
     "PSS MB",
     "load s",
@@ -37,44 +39,64 @@ class Row:
     """One contestant at one prompt length.
 
     Attributes:
-        quality: By "prefill" and "decode": figures of prompts and of single steps.
-        prompt_tokens: None when only quality was measured.
+        bytes: Of its files.
+        bytes_per_step: Weights that a decode step reads.
         foreign_load: Cores that other processes used meanwhile, median over its runs.
+        prompt_tokens: None when only quality was measured.
+        quality: By "prefill" and "decode": figures of prompts and of single steps.
+        rounds: Those that the figures are of.
     """
 
     name: str
     version: str
     bytes: int
+    bytes_per_step: int
     load_s: float
     memory: Memory
-    quality: Mapping[str, Quality]
-    prompt_tokens: int | None
-    speed: Speed | None
+    foreign_load: float | None = None
+    prompt_tokens: int | None = None
+    speed: Speed | None = None
     failure: str | None = None
     rounds: int = 0
-    foreign_load: float | None = None
-    notes: Mapping[str, Any] = field(default_factory=dict)
+    quality: Mapping[str, Quality] = field(default_factory=dict)
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    """The table, prompts of one length together."""
+    """The table, prompts of one length together, and below it what was not run."""
     ordered = sorted(rows, key=lambda row: row.prompt_tokens or 0)
-    print_table(HEADER, [_cells(row) for row in ordered], left=1)
+    rates = {row.prompt_tokens: _read_rate(row) for row in rows if row.name == MEMORY}
+    models = [row for row in ordered if row.name != MEMORY]
+    print_table(HEADER, [_cells(row, rates.get(row.prompt_tokens)) for row in models], left=1)
+    for length, rate in rates.items():
+        if rate is not None:
+            print(f"memory is read at {rate / 1e9:.1f} GB/s (prompt {length})")
+    for row in models:
+        if row.failure is not None:
+            print(f"stopped after {row.rounds} rounds: {row.name}: {row.failure}")
 
 
-def _cells(row: Row) -> list[str]:
-    quality = row.quality.get("prefill")
+def _read_rate(row: Row) -> float | None:
+    """Bytes a second of the contestant that only reads."""
+    if row.speed is None or row.speed.decode_tokens_per_s is None:
+        return None
+    return row.bytes_per_step * row.speed.decode_tokens_per_s.median
+
+
+def _cells(row: Row, read_rate: float | None) -> list[str]:
     cells = [row.name, str(row.prompt_tokens or "-")]
+    quality = row.quality.get("prefill")
     if quality is None:
         cells += ["-", "-", "-"]
     else:
         cells += [f"{quality.kl:.4f}", f"{quality.top1:.3f}", f"{quality.perplexity_change:+.1%}"]
-    if row.speed is None:
-        cells += [row.failure or "-", "-", "-"]
+    decode = None if row.speed is None else row.speed.decode_tokens_per_s
+    p95 = None if row.speed is None else row.speed.decode_p95_ms
+    cells.append("-" if row.speed is None else _spread(row.speed.prefill_tokens_per_s))
+    cells += [_spread(decode), "-" if p95 is None else f"{p95:.1f}"]
+    if decode is None or read_rate is None:
+        cells.append("-")
     else:
-        cells += [_spread(row.speed.prefill_tokens_per_s), _spread(row.speed.decode_tokens_per_s)]
-        p95 = row.speed.decode_p95_ms
-        cells.append("-" if p95 is None else f"{p95:.1f}")
+        cells.append(f"{decode.median * row.bytes_per_step / read_rate:.0%}")
     pss = row.memory.pss_bytes
     cells += [f"{row.bytes / 1e6:.0f}", "-" if pss is None else f"{pss / 1e6:.0f}"]
     return [*cells, f"{row.load_s:.2f}"]
@@ -86,47 +108,46 @@ def _spread(value: Spread | None) -> str:
     return f"{value.median:.0f} ({value.low:.0f}-{value.high:.0f})"
 
 
-def print_ratios(rows: Sequence[Row], pairs: Sequence[Sequence[str]]) -> None:
+def print_ratios(rows: Sequence[Row], pairs: Sequence[tuple[str, str]]) -> None:
     """Ours by the peer's, at each prompt length."""
-    by_name: dict[str, list[Row]] = {}
-    for row in rows:
-        by_name.setdefault(row.name, []).append(row)
     for ours, peer in pairs:
-        for mine in by_name.get(ours, []):
-            for theirs in by_name.get(peer, []):
+        for mine in rows:
+            for theirs in rows:
+                if (mine.name, theirs.name) != (ours, peer):
+                    continue
                 if mine.prompt_tokens == theirs.prompt_tokens and mine.speed and theirs.speed:
-                    print(f"{ours} / {peer} at {mine.prompt_tokens}: {_ratios(mine, theirs)}")
+                    words = ", ".join(_ratios(mine, theirs, mine.speed, theirs.speed))
+                    print(f"{ours} / {peer} at {mine.prompt_tokens}: {words}")
 
 
-def _ratios(mine: Row, theirs: Row) -> str:
-    assert mine.speed is not None
-    assert theirs.speed is not None
-    prefill = mine.speed.prefill_tokens_per_s.median / theirs.speed.prefill_tokens_per_s.median
+def _ratios(mine: Row, theirs: Row, ours: Speed, others: Speed) -> list[str]:
+    prefill = ours.prefill_tokens_per_s.median / others.prefill_tokens_per_s.median
     parts = [f"prefill {prefill:.2f}x"]
-    ours, others = mine.speed.decode_tokens_per_s, theirs.speed.decode_tokens_per_s
-    if ours is not None and others is not None:
-        parts.append(f"decode {ours.median / others.median:.2f}x")
+    if ours.decode_tokens_per_s is not None and others.decode_tokens_per_s is not None:
+        decode = ours.decode_tokens_per_s.median / others.decode_tokens_per_s.median
+        parts.append(f"decode {decode:.2f}x")
     if "prefill" in mine.quality and "prefill" in theirs.quality:
         parts.append(f"KL {mine.quality['prefill'].kl:.4f} to {theirs.quality['prefill'].kl:.4f}")
-    return ", ".join(parts)
+    return parts
 
 
 def save(file: Path, rows: Sequence[Row], options: Mapping[str, Any]) -> None:
-    """Everything as JSON, with the machine."""
+    """Everything as JSON, with the machine; paths are left out, they are the user's own."""
+    kept = ("threads", "prompt_tokens", "new_tokens", "rounds", "quality_tokens")
     value = {
         "schema": SCHEMA,
         "machine": dataclasses.asdict(describe_machine()),
-        "options": {k: v for k, v in options.items() if k not in ("json", "python", "source")},
+        "options": {key: options[key] for key in kept},
         "rows": [dataclasses.asdict(row) for row in rows],
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(value, indent=2, default=str) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
 
 def read_quality(file: Path) -> dict[str, dict[str, Quality]]:
     """Quality by contestant from a saved result."""
     rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
     return {
-        row["name"]: {by: Quality(**figures) for by, figures in row["quality"].items()}
+        row["name"]: {way: Quality(**figures) for way, figures in row["quality"].items()}
         for row in rows
     }

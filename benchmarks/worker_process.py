@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxlm.runtime.bench import SETTLE_S, Sample
+from onnxlm.runtime.foreign_load import ForeignLoad
 from onnxlm.runtime.memory import Memory, read_memory
 
 WORKERS = Path(__file__).parent / "workers"
@@ -78,13 +79,11 @@ class Worker:
     def run(self, ids: list[int], new_tokens: int) -> Sample:
         """One timed run."""
         time.sleep(SETTLE_S)
-        pid = self._running().pid
-        before, start = _cpu_seconds(pid), time.perf_counter()
+        load = ForeignLoad(self._running().pid)
         answer = self.ask(do="run", ids=ids, new_tokens=new_tokens)
-        after, wall = _cpu_seconds(pid), time.perf_counter() - start
-        if before is not None and after is not None:
-            others = (after[0] - before[0]) - (after[1] - before[1])
-            self.foreign_load.append(max(0.0, others) / wall)
+        cores = load.cores()
+        if cores is not None:
+            self.foreign_load.append(cores)
         return Sample(answer["prefill_s"], tuple(answer["step_s"]))
 
     def memory(self) -> Memory:
@@ -120,16 +119,3 @@ class Worker:
         if "error" in answer:
             raise WorkerError(f"{self.spec.name}: {answer['error']}")
         return answer
-
-
-def _cpu_seconds(pid: int) -> tuple[float, float] | None:
-    """Seconds of processor time that the machine and one process have used; None where /proc is absent."""
-    try:
-        machine = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0].split()
-        process = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return None
-    user, nice, system, _, _, irq, softirq, steal = (int(n) for n in machine[1:9])
-    tick = os.sysconf("SC_CLK_TCK")
-    busy = user + nice + system + irq + softirq + steal
-    return busy / tick, (int(process[11]) + int(process[12])) / tick

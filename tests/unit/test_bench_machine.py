@@ -1,0 +1,170 @@
+"""What is read from the system: memory, the load of others, the machine, its read rate."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from support.packages import sample_manifest, write_package
+
+from onnxlm.runtime import foreign_load, roofline
+from onnxlm.runtime.bench_package import file_bytes, worst_quality
+from onnxlm.runtime.foreign_load import ForeignLoad
+from onnxlm.runtime.machine import describe_machine
+from onnxlm.runtime.memory import Memory, read_memory
+from onnxlm.runtime.roofline import MemoryReader, read_bytes_per_s
+
+STATUS = "Name:\tpython\nVmPeak:\t 900 kB\nVmHWM:\t     300 kB\nVmRSS:\t 200 kB\n"
+ROLLUP = (
+    "55e0-7ffd ---p 00000000 00:00 0   [rollup]\nRss: 200 kB\nPss:      150 kB\nPss_Dirty: 9 kB\n"
+)
+
+
+def write_proc(proc: Path, pid: str, **files: str) -> Path:
+    folder = proc / pid
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="ascii")
+    return proc
+
+
+def test_memory_in_bytes(tmp_path: Path) -> None:
+    proc = write_proc(tmp_path, "7", status=STATUS, smaps_rollup=ROLLUP)
+    assert read_memory(7, proc) == Memory(300 * 1024, 150 * 1024)
+
+
+def test_without_pss_the_rest_is_told(tmp_path: Path) -> None:
+    proc = write_proc(tmp_path, "7", status=STATUS)
+    note = f"PSS not measured on {sys.platform}"
+    assert read_memory(7, proc) == Memory(300 * 1024, None, note)
+
+
+def test_without_proc_another_process_is_unknown(tmp_path: Path) -> None:
+    note = f"peak RSS and PSS not measured on {sys.platform}"
+    assert read_memory(7, tmp_path) == Memory(None, None, note)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no getrusage")
+def test_without_proc_this_process_still_knows_its_peak(tmp_path: Path) -> None:
+    found = read_memory(None, tmp_path)
+    assert found.peak_rss_bytes is not None
+    assert found.peak_rss_bytes > 10_000_000
+    assert found.note == f"PSS not measured on {sys.platform}"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_pss_grows_by_what_is_written() -> None:
+    before = read_memory().pss_bytes
+    block = np.ones(64 << 20, dtype=np.uint8)
+    after = read_memory()
+    assert before is not None
+    assert after.pss_bytes is not None
+    assert 60 << 20 < after.pss_bytes - before < 80 << 20
+    assert after.peak_rss_bytes is not None
+    assert after.peak_rss_bytes >= block.nbytes
+
+
+Clock = Callable[[int, int, float], None]
+
+
+@pytest.fixture
+def ticking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Sets the machine's busy ticks, the process's own and the time."""
+    if not hasattr(os, "sysconf"):
+        pytest.skip("no ticks")
+    now = [0.0]
+    monkeypatch.setattr(foreign_load, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(foreign_load.os, "sysconf", lambda name: 100)
+
+    def tick(busy: int, own: int, seconds: float) -> None:
+        (tmp_path / "7").mkdir(exist_ok=True)
+        # user nice system idle iowait irq softirq steal guest: guest is a part of user
+        machine = f"cpu  {busy - 60} 10 20 5000 600 10 10 10 77 0\ncpu0 1 2 3\n"
+        (tmp_path / "stat").write_text(machine, encoding="ascii")
+        process = f"7 (a) b (c) S 1 7 7 0 -1 0 0 0 0 0 {own - 30} 30 99 99 20\n"
+        (tmp_path / "7" / "stat").write_text(process, encoding="ascii")
+        now[0] = seconds
+
+    tick(1000, 100, 0.0)
+    return tick
+
+
+def test_cores_that_others_used(ticking: Clock, tmp_path: Path) -> None:
+    load = ForeignLoad(7, tmp_path)
+    ticking(1800, 500, 2.0)  # 8 s of work in 2 s, 4 of them its own: others kept 2 cores busy
+    assert load.cores() == pytest.approx(2.0)
+
+
+def test_no_load_is_less_than_none(ticking: Clock, tmp_path: Path) -> None:
+    load = ForeignLoad(7, tmp_path)
+    ticking(1100, 201, 2.0)  # ticks of the machine and the process are not counted at one moment
+    assert load.cores() == 0.0
+
+
+def test_where_the_system_is_silent_there_is_no_load(tmp_path: Path) -> None:
+    assert ForeignLoad(7, tmp_path).cores() is None
+
+
+def test_the_machine_by_its_own_words(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    one = "processor\t: 0\nmodel name\t: Some CPU @ 3 GHz\nflags\t\t: fpu avx2 avx512_vnni sse2\n"
+    cpuinfo.write_text(f"{one}\n{one.replace('Some', 'Other')}", encoding="utf-8")
+    found = describe_machine(cpuinfo)
+    assert found.cpu == "Some CPU @ 3 GHz"
+    assert found.cpu_flags == ("avx2", "avx512_vnni")
+    assert found.cores >= 1
+    assert found.libraries["numpy"] == np.__version__
+
+
+def test_an_arm_machine_names_features(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor: 0\nFeatures: fp asimd asimddp i8mm\n", encoding="utf-8")
+    assert describe_machine(cpuinfo).cpu_flags == ("asimd", "asimddp", "i8mm")
+
+
+def test_a_silent_machine_has_no_flags(tmp_path: Path) -> None:
+    found = describe_machine(tmp_path / "nothing")
+    assert found.cpu_flags == ()
+    assert found.cpu
+
+
+def test_every_byte_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    reader = MemoryReader(threads=3, nbytes=8 * 1000)
+    monkeypatch.setattr(roofline.np, "max", lambda part: read.append(part.nbytes))
+    assert reader.read() > 0
+    assert (len(read), sum(read), reader.nbytes) == (3, 8000, 8000)
+
+
+def test_the_best_pass_is_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = iter([0.5, 0.25, 1.0])
+    reader = SimpleNamespace(nbytes=1000, read=lambda: next(passes))
+    monkeypatch.setattr(roofline, "MemoryReader", lambda threads: reader)
+    assert read_bytes_per_s(2, passes=3) == 4000.0
+
+
+def test_the_worse_of_two_graphs_is_shown() -> None:
+    manifest = sample_manifest()
+    assert worst_quality(manifest) == {}
+    figures = {
+        "prefill_kl": 0.01,
+        "decode_kl": 0.02,
+        "decode_kl_max": 3.0,
+        "prefill_top1": 0.9,
+        "decode_top1": 0.95,
+        "prefill_perplexity": 12.0,
+    }
+    recorded = dataclasses.replace(manifest, quality=figures)
+    assert worst_quality(recorded) == {"kl": 0.02, "top1": 0.9}
+
+
+def test_graphs_and_weights_are_the_file_size(tmp_path: Path) -> None:
+    package = write_package(tmp_path / "p", weights=b"w" * 1000)
+    # Two graphs of two bytes; config.json and the manifest do not count.
+    assert file_bytes(package.manifest) == 1004
