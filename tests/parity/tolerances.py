@@ -13,6 +13,9 @@ TOLERANCES = {
     ("eager", "float32"): PARITY["fp32"],
     ("graph", "float32"): PARITY["fp32"],
     ("graph", "float16"): PARITY["fp16"],
+    ("activations", "int8"): Tolerance(
+        0.2, "activations of 8 bits (0.4% of a block's range) at every layer, grown by hot ones"
+    ),
     ("pass", "float32"): Tolerance(
         1e-5, "one operator against the few that it replaces: a handful of roundings (1.2e-7)"
     ),
