@@ -47,7 +47,7 @@ class VerifyOptions:
 def verify(
     path: str | Path, options: VerifyOptions | None = None, progress: Progress = silent
 ) -> VerifyReport:
-    """Prove a package: parity of one in fp32 or fp16 with the eager model, quality of a quantized one.
+    """Prove a package: parity with the eager model in fp32 and fp16, quality in all that is below fp32.
 
     Quality against a package takes no torch.
 
@@ -83,8 +83,10 @@ def verify(
         text="",
     )
     if full:
-        return _with_parity(report, model, runner, reference, chosen, progress)
-    return _with_quality(report, model, runner, reference, chosen, progress)
+        report = _with_parity(report, model, runner, reference, chosen, progress)
+    if manifest.precision != "fp32":
+        report = _with_quality(report, model, runner, reference, chosen, progress)
+    return report
 
 
 def _named_source(path: str | Path, manifest: Manifest) -> str:

@@ -81,6 +81,18 @@ def test_json(cli: Cli, tiny_package: Path, wrong: Path) -> None:
     assert read_manifest(wrong).parity == {}, "figures of a wrong package are not recorded"
 
 
+def test_fp16_is_held_to_both(cli: Cli, tiny_source: Path, tmp_path: Path) -> None:
+    assert cli("export", tiny_source, tmp_path / "fp16", "--precision", "fp16").code == 0
+    ran = cli("verify", tmp_path / "fp16", "--tokens", "100")
+    assert (ran.code, ran.err) == (0, "")
+    *_, header, prefill, decode, _, verdict = ran.out.splitlines()
+    assert ran.out.count("  ok") == 5
+    assert header.split()[:4] == ["path", "verdict", "tokens", "KL"]
+    assert prefill.split()[:3] == ["prefill", "good", "100"]
+    assert decode.split()[:2] == ["decode", "good"]
+    assert verdict == "ok"
+
+
 @pytest.mark.parametrize("by_package", [False, True])
 def test_quality(
     cli: Cli, int8: Path, tiny_package: Path, tiny_source: Path, by_package: bool

@@ -22,7 +22,7 @@ class Verify:
 
     Packages in fp32 and fp16 are run beside PyTorch: every logit of a prompt, of a prompt in pieces, of
     decode steps and of a padded batch must agree, and so must 64 greedy tokens; where they do not, the
-    first layer that differs is named. Quantized packages are measured on a text: KL divergence, top-1
+    first layer that differs is named. Packages below fp32 are measured on a text: KL divergence, top-1
     agreement and perplexity, through prefill and through decode; one that has collapsed fails.
     """
 
@@ -94,6 +94,8 @@ def _print(report: VerifyReport) -> None:
     )
     if report.checks:
         print_table(CHECK_HEADER, report.check_rows(), left=2)
+    if report.checks and report.quality:
+        print()
     if report.quality:
         print_table(QUALITY_HEADER, report.quality_rows(), left=2)
     if report.divergence is not None:
