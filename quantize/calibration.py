@@ -17,7 +17,8 @@ class Statistics:
     Attributes:
         abs_max: max|x_j|, float32 [K].
         tokens: Tokens seen.
-        hessian: Sum of x x^T over the tokens, float32 [K, K]; None when not gathered.
+        hessian: Sum over the tokens of x x^T * K / |x|^2, float32 [K, K]; None when not gathered. Each token
+            weighs the same: the few that are hundreds of times larger would drown all others.
     """
 
     abs_max: Floats
@@ -35,7 +36,9 @@ class Statistics:
         self.abs_max = np.maximum(self.abs_max, np.abs(x).max(axis=0))
         self.tokens += x.shape[0]
         if self.hessian is not None:
-            self.hessian += x.T @ x
+            size = np.square(x).sum(axis=1, keepdims=True)
+            weighted = x * np.divide(x.shape[1], size, out=np.zeros_like(size), where=size > 0)
+            self.hessian += x.T @ weighted
 
     def rescale(self, factor: Floats) -> None:
         """Become the statistics of x * factor, factor [K] above 0."""

@@ -28,8 +28,8 @@ from onnxlm.quantize.schemes import Scheme, find_scheme
 from onnxlm.quantize.structure import linear_inputs
 from onnxlm.quantized_tensor import QuantizedTensor
 
-_WINDOW = 256
-_WINDOWS = 4
+_WINDOW = 512
+_WINDOWS = 8
 
 
 @dataclasses.dataclass(frozen=True)
