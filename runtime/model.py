@@ -15,9 +15,10 @@ from onnxlm.package import Package, open_package
 from onnxlm.runtime.chat import Chat
 from onnxlm.runtime.engine import PREFILL_CHUNK, Batch, Floats, Sessions
 from onnxlm.runtime.generate import Timings, token_steps
+from onnxlm.runtime.prepacked import PreparedGraphs, open_files, open_graphs, own_files
 from onnxlm.runtime.providers import find_provider
 from onnxlm.runtime.sampling_params import SamplingParams
-from onnxlm.runtime.session import SessionConfig, open_session, provider_in_use
+from onnxlm.runtime.session import SessionConfig, provider_in_use
 from onnxlm.runtime.stopping import RowStops, StopReason, read_eos_token_ids
 from onnxlm.runtime.streaming import TextStream
 from onnxlm.runtime.tokenizer import Tokenizer, check_token_ids
@@ -249,7 +250,12 @@ class _Run:
 
 
 def load(
-    path: str | Path, provider: str = "cpu", *, verify: str = "auto", **session: Any
+    path: str | Path,
+    provider: str = "cpu",
+    *,
+    verify: str = "auto",
+    packed: bool = True,
+    **session: Any,
 ) -> LanguageModel:
     """Open a package for generation.
 
@@ -257,6 +263,8 @@ def load(
         path: Folder of the package.
         provider: Execution provider, a file name in `runtime/providers/`.
         verify: When files are hashed, see `open_package`.
+        packed: Keep the weights, packed for this machine, in the user's cache: made once, then mapped by all
+            sessions. Otherwise every session packs its own copy.
         **session: More fields of `SessionConfig`: device_id, threads, allow_fallback, options.
 
     Raises:
@@ -267,8 +275,11 @@ def load(
     asked = find_provider(provider)
     package = open_package(path, verify)
     manifest = package.manifest
-    prefill = open_session(package.graph_path(io_spec.PREFILL), config)
-    decode = open_session(package.graph_path(io_spec.DECODE), config)
+    if packed:
+        opened, _ = open_graphs(package, config)
+    else:
+        opened = open_files(PreparedGraphs(own_files(package), cached=False), config)
+    prefill, decode = opened[io_spec.PREFILL], opened[io_spec.DECODE]
     used = provider_in_use(decode)
     fallback = None
     if used != provider:
