@@ -114,7 +114,9 @@ def _open_reference(
             raise InputError(
                 f"{source}: is no reference", found=own.precision, allowed=", ".join(_FULL)
             )
-        reference, vocab_size = PackageRunner(load(source, threads=options.threads)), own.vocab_size
+        # Seldom a model that will be run again: its weights are not packed into the cache.
+        opened = load(source, threads=options.threads, packed=False)
+        reference, vocab_size = PackageRunner(opened), own.vocab_size
         kind = f"{own.precision} package"
     else:
         import torch

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxlm import package_swap
-from onnxlm.errors import ExportError, QuantizationError
+from onnxlm.errors import ExportError, InputError, QuantizationError
 from onnxlm.manifest import PRECISIONS, is_package, read_manifest
-from onnxlm.package import Package, check_destination
+from onnxlm.package import Package, check_destination, open_package, record_figures
 from onnxlm.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ _FULL = ("fp32", "fp16")
 _BITS = {"int8": 8, "int4": 4}
 # Matrices looked at to tell a file's own width: files mix widths, but not from layer to layer.
 _SAMPLED = 16
+# Enough to tell a collapsed package from a good one; `onnxlm verify --record` measures longer.
+_MEASURED_TOKENS = 256
 
 
 def make_package(
@@ -95,11 +98,14 @@ def quantize_package(
     options: QuantizeOptions | None = None,
     progress: Progress = silent,
 ) -> Package:
-    """Quantize an fp32 package; see `onnxlm.quantize.quantize`."""
+    """Quantize an fp32 package, then measure what that cost and write it into the manifest.
+
+    See `onnxlm.quantize.quantize`; the figures are those of `onnxlm verify` on a shorter text.
+    """
     from onnxlm.quantize import quantize
 
     check_destination(out)
-    return quantize(
+    made = quantize(
         Path(package),
         Path(out),
         scheme=scheme,
@@ -107,6 +113,18 @@ def quantize_package(
         options=options,
         progress=progress,
     )
+    return _with_quality(made, package, progress)
+
+
+def _with_quality(made: Package, reference: str | Path, progress: Progress) -> Package:
+    from onnxlm.verification import VerifyOptions, verify
+
+    options = VerifyOptions(reference=str(reference), tokens=_MEASURED_TOKENS)
+    with contextlib.suppress(InputError):  # a model that no text of ours fits
+        quality, _ = verify(made.path, options, progress).figures()
+        finite = {name: value for name, value in quality.items() if math.isfinite(value)}
+        record_figures(made.path, quality=finite)
+    return open_package(made.path)
 
 
 def _can_be_quantized(source: str | Path) -> bool:

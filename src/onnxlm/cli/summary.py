@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from onnxlm.cli.terminal import print_json, size
+from onnxlm.cli.terminal import note, print_json, size
 from onnxlm.package import Package
+from onnxlm.quality import COLLAPSED_KL, COLLAPSED_TOP1
 
 
 def print_package(package: Package, as_json: bool) -> None:
@@ -26,6 +28,20 @@ def print_package(package: Package, as_json: bool) -> None:
         print(f"  {name} fusions: {pairs(graph.fusions)}")
     if manifest.quality:
         print(f"  quality: {pairs(manifest.quality)}")
+        if collapsed(manifest.quality):
+            note(
+                "warning: this package says something else than the model it was made from; "
+                "use a wider precision"
+            )
+
+
+def collapsed(quality: Mapping[str, float]) -> bool:
+    """Whether recorded figures, through prefill or through decode, are those of a useless package."""
+    return any(
+        quality.get(f"{path}_kl", 0.0) > COLLAPSED_KL
+        or quality.get(f"{path}_top1", 1.0) < COLLAPSED_TOP1
+        for path in ("prefill", "decode")
+    )
 
 
 def package_facts(package: Package) -> dict[str, Any]:
