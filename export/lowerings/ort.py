@@ -35,13 +35,7 @@ def _cached_attention(
     total == S for a first prompt and forgets the past.
     """
     width = past_key.shape[3]
-    if width % 8:
-        raise ExportError(
-            "head_dim does not fit GroupQueryAttention",
-            found=width,
-            allowed="multiples of 8",
-            fix="use --lowering portable",
-        )
+    _check_width(width)
     if cos is not None and sin is not None and (width % 16 or cos.shape[1] % 8):
         # Widths that the operator attends over but does not rotate.
         query = rotate(query, position_ids, cos, sin, num_heads, interleaved)
@@ -72,6 +66,16 @@ def _cached_attention(
         version=1,
     )
     return outputs[0], outputs[1], outputs[2]
+
+
+def _check_width(head_dim: int) -> None:
+    if head_dim % 8:
+        raise ExportError(
+            "head_dim does not fit GroupQueryAttention",
+            found=head_dim,
+            allowed="multiples of 8",
+            fix="use --lowering portable",
+        )
 
 
 LOWERING = Lowering(

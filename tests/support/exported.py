@@ -73,15 +73,23 @@ def variants(model_type: str) -> dict[str, dict[str, Any]]:
 CASES = [(family, variant) for family in architecture_names() for variant in variants(family)]
 
 
-@functools.cache
 def oracle(family: str, variant: str = "tiny") -> PreTrainedModel:
     """The transformers model."""
+    return _oracle(family, variant)
+
+
+@functools.cache
+def _oracle(family: str, variant: str) -> PreTrainedModel:
     return hot_model(variants(family)[variant])
 
 
-@functools.cache
 def eager(family: str, variant: str = "tiny", dtype: torch.dtype = torch.float32) -> DecoderLM:
     """The project's model of the same weights."""
+    return _eager(family, variant, dtype)
+
+
+@functools.cache
+def _eager(family: str, variant: str, dtype: torch.dtype) -> DecoderLM:
     folder = Path(tempfile.mkdtemp(dir=_ROOT.name))
     return load(save_folder(oracle(family, variant), folder), dtype)
 
@@ -100,16 +108,25 @@ class Exported:
         """float32 [len(ids), V] of transformers, one row run alone, at once."""
         return oracle_logits(oracle(self.family, self.variant), list(ids))
 
-    @functools.cache  # noqa: B019  instances live as long as the session
     def runner(self, optimized: bool = True) -> Runner:
-        return Runner(self.folder, optimized)
+        return _runner(self.folder, optimized)
 
 
 @functools.cache
+def _runner(folder: Path, optimized: bool) -> Runner:
+    return Runner(folder, optimized)
+
+
 def exported(
     family: str, variant: str, lowering: str, dtype: torch.dtype = torch.float32
 ) -> Exported:
-    """Trace, run every pass, write."""
+    """Trace, run every pass, write: once a session."""
+    return _exported(family, variant, lowering, dtype)
+
+
+# A cache tells a default from the same value given: the public functions have the defaults, not these.
+@functools.cache
+def _exported(family: str, variant: str, lowering: str, dtype: torch.dtype) -> Exported:
     model = eager(family, variant, dtype)
     target = find_lowering(lowering)
     graphs = build_graphs(trace(model, target), target)
