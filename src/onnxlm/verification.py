@@ -114,7 +114,7 @@ def _open_reference(
             raise InputError(
                 f"{source}: is no reference", found=own.precision, allowed=", ".join(_FULL)
             )
-        # Seldom a model that will be run again: its weights stay as they are mapped, one copy for both graphs.
+        # Seldom run again: its weights stay as they are mapped, one copy for both graphs.
         unpacked = {"session.disable_prepacking": "1"}
         opened = load(source, threads=options.threads, packed=False, options=unpacked)
         reference, vocab_size = PackageRunner(opened), own.vocab_size
