@@ -22,6 +22,7 @@ HEADER = (
     "contestant",
     "prompt",
     "KL",
+    "KL steps",
     "top-1",
     "ppl",
     "prefill tok/s",
@@ -84,11 +85,11 @@ def _read_rate(row: Row) -> float | None:
 
 def _cells(row: Row, read_rate: float | None) -> list[str]:
     cells = [row.name, str(row.prompt_tokens or "-")]
-    quality = row.quality.get("prefill")
-    if quality is None:
-        cells += ["-", "-", "-"]
-    else:
-        cells += [f"{quality.kl:.4f}", f"{quality.top1:.3f}", f"{quality.perplexity_change:+.1%}"]
+    quality, steps = row.quality.get("prefill"), row.quality.get("decode")
+    cells.append("-" if quality is None else f"{quality.kl:.4f}")
+    cells.append("-" if steps is None else f"{steps.kl:.4f}")
+    cells.append("-" if quality is None else f"{quality.top1:.3f}")
+    cells.append("-" if quality is None else f"{quality.perplexity_change:+.1%}")
     decode = None if row.speed is None else row.speed.decode_tokens_per_s
     p95 = None if row.speed is None else row.speed.decode_p95_ms
     cells.append("-" if row.speed is None else _spread(row.speed.prefill_tokens_per_s))

@@ -199,8 +199,8 @@ def test_ratios_and_the_share_of_the_read_rate(
     report.print_ratios(rows, [("int8", "q8_0"), ("int8", "absent")])
     lines = capsys.readouterr().out.splitlines()
     assert [" ".join(line.split()) for line in lines[1:3]] == [
-        "int8 8 - - - 900 (900-900) 150 (150-150) 9.0 75% 150 200 0.25",
-        "q8_0 8 - - - 600 (600-600) 100 (100-100) 9.0 50% 150 200 0.25",
+        "int8 8 - - - - 900 (900-900) 150 (150-150) 9.0 75% 150 200 0.25",
+        "q8_0 8 - - - - 600 (600-600) 100 (100-100) 9.0 50% 150 200 0.25",
     ]
     assert lines[3:] == [
         "memory is read at 20.0 GB/s (prompt 8)",
