@@ -184,6 +184,17 @@ def test_an_answer_goes_on_when_the_next_message_is_refused() -> None:
     assert start + "".join(reply) == whole
 
 
+def test_an_answer_that_fills_the_context() -> None:
+    """What earlier turns hold counts."""
+    watched = Watched(loaded(hot_package().path))
+    watched.turn("x" * (HOT_CONTEXT - 40), max_new_tokens=5)
+    result = watched.turn("y").result
+    prompt = rendered(watched.chat.messages[:-1])
+    assert result.prompt_tokens < 20
+    assert len(prompt) + len(result.token_ids) == HOT_CONTEXT
+    assert result.finish_reason == "context"
+
+
 def test_a_conversation_that_fills_the_context() -> None:
     chat = loaded(hot_package().path).chat()
     reply = chat.send("x" * (HOT_CONTEXT - 3))
