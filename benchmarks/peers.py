@@ -26,7 +26,6 @@ from worker_process import Spec, Worker, WorkerError
 
 from onnxlm.quality import Quality
 from onnxlm.runtime.bench import Plan, Rounds, Sample
-from onnxlm.runtime.bench_figures import speed
 
 EAGER = "eager fp32"
 KINDS = {
@@ -119,9 +118,8 @@ def make_rows(workers: Mapping[str, Worker], rounds: Rounds[Worker] | None) -> l
             dataclasses.replace(
                 row,
                 prompt_tokens=track.prompt_tokens,
-                speed=speed(track.samples, track.prompt_tokens) if track.samples else None,
+                samples=tuple(track.samples),
                 failure=track.failure,
-                rounds=len(track.samples),
             )
             for track in rounds.tracks
             if track.name == name

@@ -7,11 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from onnxlm.cli.terminal import print_table
 from onnxlm.quality import Quality
-from onnxlm.runtime.bench_figures import Speed, Spread
+from onnxlm.runtime.bench import Sample
+from onnxlm.runtime.bench_figures import Speed, Spread, speed
 from onnxlm.runtime.machine import describe_machine
 from onnxlm.runtime.memory import Memory
 
@@ -45,7 +47,7 @@ class Row:
         foreign_load: Cores that other processes used meanwhile, median over its runs.
         prompt_tokens: None when only quality was measured.
         quality: By "prefill" and "decode": figures of prompts and of single steps.
-        rounds: Those that the figures are of.
+        samples: One a round.
     """
 
     name: str
@@ -56,10 +58,36 @@ class Row:
     memory: Memory
     foreign_load: float | None = None
     prompt_tokens: int | None = None
-    speed: Speed | None = None
     failure: str | None = None
-    rounds: int = 0
+    samples: tuple[Sample, ...] = ()
     quality: Mapping[str, Quality] = field(default_factory=dict)
+
+    @property
+    def speed(self) -> Speed | None:
+        """Figures over all rounds; None when there was none."""
+        return speed(self.samples, self.prompt_tokens or 0) if self.samples else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON fields; instead of the samples each round's own figures."""
+        value = dataclasses.asdict(self)
+        del value["samples"]
+        figures = None if self.speed is None else dataclasses.asdict(self.speed)
+        rounds = [
+            {"prefill_tokens_per_s": _prefill(self, i), "decode_tokens_per_s": _decode(self, i)}
+            for i in range(len(self.samples))
+        ]
+        return {**value, "speed": figures, "rounds": rounds}
+
+
+def _prefill(row: Row, number: int) -> float:
+    """Tokens a second of one round."""
+    return (row.prompt_tokens or 0) / row.samples[number].prefill_s
+
+
+def _decode(row: Row, number: int) -> float | None:
+    """One by the median step of one round."""
+    steps = row.samples[number].step_s
+    return 1 / median(steps) if steps else None
 
 
 def print_rows(rows: Sequence[Row]) -> None:
@@ -73,7 +101,7 @@ def print_rows(rows: Sequence[Row]) -> None:
             print(f"memory is read at {rate / 1e9:.1f} GB/s (prompt {length})")
     for row in models:
         if row.failure is not None:
-            print(f"stopped after {row.rounds} rounds: {row.name}: {row.failure}")
+            print(f"stopped after {len(row.samples)} rounds: {row.name}: {row.failure}")
 
 
 def _read_rate(row: Row) -> float | None:
@@ -110,23 +138,29 @@ def _spread(value: Spread | None) -> str:
 
 
 def print_ratios(rows: Sequence[Row], pairs: Sequence[tuple[str, str]]) -> None:
-    """Ours by the peer's, at each prompt length."""
+    """How much faster ours is than the peer, at each prompt length."""
     for ours, peer in pairs:
         for mine in rows:
             for theirs in rows:
                 if (mine.name, theirs.name) != (ours, peer):
                     continue
-                if mine.prompt_tokens == theirs.prompt_tokens and mine.speed and theirs.speed:
-                    words = ", ".join(_ratios(mine, theirs, mine.speed, theirs.speed))
+                if mine.prompt_tokens == theirs.prompt_tokens and mine.samples and theirs.samples:
+                    words = ", ".join(_ratios(mine, theirs))
                     print(f"{ours} / {peer} at {mine.prompt_tokens}: {words}")
 
 
-def _ratios(mine: Row, theirs: Row, ours: Speed, others: Speed) -> list[str]:
-    prefill = ours.prefill_tokens_per_s.median / others.prefill_tokens_per_s.median
-    parts = [f"prefill {prefill:.2f}x"]
-    if ours.decode_tokens_per_s is not None and others.decode_tokens_per_s is not None:
-        decode = ours.decode_tokens_per_s.median / others.decode_tokens_per_s.median
-        parts.append(f"decode {decode:.2f}x")
+def _ratios(mine: Row, theirs: Row) -> list[str]:
+    """Medians, with their spread, of the ratios of each round: both ran under nearly the same load."""
+    parts = []
+    for word, figure in (("prefill", _prefill), ("decode", _decode)):
+        pairs = [
+            (figure(mine, i), figure(theirs, i))
+            for i in range(min(len(mine.samples), len(theirs.samples)))
+        ]
+        found = [ours / others for ours, others in pairs if ours and others]
+        if found:
+            spread = Spread.of(found)
+            parts.append(f"{word} {spread.median:.2f}x ({spread.low:.2f}-{spread.high:.2f})")
     if "prefill" in mine.quality and "prefill" in theirs.quality:
         parts.append(f"KL {mine.quality['prefill'].kl:.4f} to {theirs.quality['prefill'].kl:.4f}")
     return parts
@@ -139,7 +173,7 @@ def save(file: Path, rows: Sequence[Row], options: Mapping[str, Any]) -> None:
         "schema": SCHEMA,
         "machine": dataclasses.asdict(describe_machine()),
         "options": {key: options[key] for key in kept},
-        "rows": [dataclasses.asdict(row) for row in rows],
+        "rows": [row.to_dict() for row in rows],
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

@@ -17,7 +17,6 @@ import onnx
 import pytest
 
 from onnxlm.runtime.bench import Plan, Sample
-from onnxlm.runtime.bench_figures import Speed, Spread
 from onnxlm.runtime.memory import Memory
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -172,40 +171,40 @@ def test_workers_take_turns(process: ModuleType, modules: Any) -> None:
     assert turns == [("a", 8), ("b", 8), ("a", 4), ("b", 4)] * 2
 
 
-def figures(prefill: float, decode: float) -> Speed:
-    def spread(value: float) -> Spread:
-        return Spread(value, value, value)
-
-    return Speed(spread(1.0), spread(prefill), spread(decode), 9.0)
-
-
 def test_ratios_and_the_share_of_the_read_rate(
     modules: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = modules("peers_report")
 
-    def row(name: str, step_bytes: int, speed: Speed) -> Any:
+    def row(name: str, step_bytes: int, *rounds: tuple[float, float]) -> Any:
+        """Rounds: prefill and decode in tokens a second, of a prompt of 8."""
+        samples = tuple(Sample(8 / prefill, (1 / decode,) * 3) for prefill, decode in rounds)
         memory = Memory(None, 200_000_000)
         return report.Row(
-            name, "1", 150_000_000, step_bytes, 0.25, memory, prompt_tokens=8, speed=speed
+            name, "1", 150_000_000, step_bytes, 0.25, memory, prompt_tokens=8, samples=samples
         )
 
     rows = [
-        row("int8", 100_000_000, figures(900.0, 150.0)),
-        row("q8_0", 100_000_000, figures(600.0, 100.0)),
-        row(report.MEMORY, 250_000_000, figures(1.0, 80.0)),  # 20 GB/s
+        row("int8", 100_000_000, (900.0, 100.0), (1600.0, 160.0), (800.0, 125.0)),
+        row("q8_0", 100_000_000, (600.0, 100.0), (800.0, 80.0), (1000.0, 125.0)),
+        row(report.MEMORY, 200_000_000, (1.0, 125.0)),  # 25 GB/s
     ]
     report.print_rows(rows)
     report.print_ratios(rows, [("int8", "q8_0"), ("int8", "absent")])
     lines = capsys.readouterr().out.splitlines()
     assert [" ".join(line.split()) for line in lines[1:3]] == [
-        "int8 8 - - - - 900 (900-900) 150 (150-150) 9.0 75% 150 200 0.25",
-        "q8_0 8 - - - - 600 (600-600) 100 (100-100) 9.0 50% 150 200 0.25",
+        "int8 8 - - - - 900 (800-1600) 125 (100-160) 10.0 50% 150 200 0.25",
+        "q8_0 8 - - - - 800 (600-1000) 100 (80-125) 12.5 40% 150 200 0.25",
     ]
+    # Of each round: 1.5, 2, 0.8 and 1, 2, 1; the medians alone would give 1.12 and 1.25.
     assert lines[3:] == [
-        "memory is read at 20.0 GB/s (prompt 8)",
-        "int8 / q8_0 at 8: prefill 1.50x, decode 1.50x",
+        "memory is read at 25.0 GB/s (prompt 8)",
+        "int8 / q8_0 at 8: prefill 1.50x (0.80-2.00), decode 1.00x (1.00-2.00)",
     ]
+    first = rows[0].to_dict()["rounds"][0]
+    assert (first["prefill_tokens_per_s"], first["decode_tokens_per_s"]) == pytest.approx(
+        (900, 100)
+    )
 
 
 def test_quality_of_a_result_can_be_taken_over(modules: Any, tmp_path: Path) -> None:
