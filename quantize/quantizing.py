@@ -23,7 +23,7 @@ from onnxlm.quantize.calibrating import observe
 from onnxlm.quantize.calibration import Statistics
 from onnxlm.quantize.codes import Codes, Parameters, make_codes, smooth_parameters
 from onnxlm.quantize.given import merge_given
-from onnxlm.quantize.rewrite import Rewriter
+from onnxlm.quantize.rewrite import LOWERINGS, Rewriter
 from onnxlm.quantize.schemes import Scheme, find_scheme
 from onnxlm.quantize.structure import linear_inputs
 from onnxlm.quantized_tensor import QuantizedTensor
@@ -58,7 +58,7 @@ def quantize(
     """Quantize the weights of a full-precision package.
 
     Args:
-        package: A package in fp32 with the `ort` lowering.
+        package: A package in fp32.
         out: A new folder, an empty one, or a package, which is replaced when the new one is whole.
         scheme: Name of a file in `quantize/schemes/`.
         given: Codes that a checkpoint holds already, by parameter; taken over unchanged.
@@ -77,7 +77,7 @@ def quantize(
     graphs = {name: ir.load(source.graph_path(name)) for name in source.manifest.graphs}
     taken = merge_given(given or {}, source.manifest.parameters)
     codes = _codes(source, graphs, chosen, taken, options or QuantizeOptions(), progress)
-    _rewrite(graphs, codes)
+    _rewrite(graphs, codes, source.manifest.lowering)
     with PackageWriter(out) as writer:
         files = {source.manifest.graphs[name].file: model for name, model in graphs.items()}
         data_name = source.manifest.weights.file
@@ -97,11 +97,11 @@ def quantize(
 
 def _check_source(package: Package) -> None:
     manifest = package.manifest
-    if manifest.precision != "fp32" or manifest.lowering != "ort":
+    if manifest.precision != "fp32" or manifest.lowering not in LOWERINGS:
         raise QuantizationError(
             f"{package.path}: cannot be quantized",
             found=f"precision {manifest.precision}, lowering {manifest.lowering}",
-            allowed="precision fp32, lowering ort",
+            allowed=f"precision fp32, lowering {' or '.join(LOWERINGS)}",
             fix="export it so first",
         )
 
@@ -166,12 +166,12 @@ def _windows(source: Package, text: str | None) -> list[list[int]]:
     return [ids[i : i + length] for i in range(0, len(ids), length)]
 
 
-def _rewrite(graphs: Mapping[str, ir.Model], codes: Codes) -> None:
+def _rewrite(graphs: Mapping[str, ir.Model], codes: Codes, lowering: str) -> None:
     """Put the quantized operators and the smoothed vectors into every graph."""
-    rewriter = Rewriter(codes.tensors)
+    rewriter = Rewriter(codes.tensors, lowering)
     vectors = {name: ir.tensor(values, name=name) for name, values in codes.vectors.items()}
     for name, model in graphs.items():
-        rewriter.rewrite(model.graph, codes.rows if name == io_spec.PREFILL else {})
+        rewriter.rewrite(model.graph, codes.rows if name == io_spec.PREFILL else None)
         for vector, tensor in vectors.items():
             model.graph.initializers[vector].const_value = tensor
         drop_unused(model)

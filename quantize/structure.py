@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from onnxlm import io_spec
-from onnxlm.graphs.edit import MICROSOFT, is_op, only_user
+from onnxlm.graphs.edit import MICROSOFT, is_op, only_user, producer
 from onnxlm.graphs.linear import Linear, as_linear, linears, projection
 
 # Operator -> which of its inputs are the weight and the bias that make the channels of its outcome.
@@ -125,20 +125,23 @@ def _origin(value: ir.Value, readers: list[Linear]) -> Origin | None:
     node = value.producer()
     if node is None or value is not node.outputs[0]:
         return None
-    origin = _made_by(node)
+    columns = readers[0].shape[1]
+    origin = _made_by(node, columns)
     if origin is None:
         return None
     heads, _, width = origin.heads or (1, 1, origin.rows[0].end - origin.rows[0].start)
     # A factor may be one column for all channels.
-    return origin if heads * width == readers[0].shape[1] else None
+    return origin if heads * width == columns else None
 
 
-def _made_by(node: ir.Node) -> Origin | None:
+def _made_by(node: ir.Node, columns: int) -> Origin | None:
     places = _NORMS.get((node.domain, node.op_type))
     if places is not None:
         return _norm_rows(node, places)
     if is_op(node, "GroupQueryAttention", MICROSOFT):
         return _value_rows(node)
+    if is_op(node, "Reshape"):
+        return _attended_rows(node, columns)
     return _factor_rows(node) if is_op(node, "Mul") else None
 
 
@@ -180,6 +183,35 @@ def _value_rows(attention: ir.Node) -> Origin | None:
     width = total // (kv_heads if separate is not None else heads + 2 * kv_heads)
     values = tuple(Rows(rows.name, total - kv_heads * width, total) for rows in made)
     return Origin(values, (heads, kv_heads, width))
+
+
+def _attended_rows(joined: ir.Node, columns: int) -> Origin | None:
+    """The same in standard operators: heads are split in front of Attention, and joined by a Reshape."""
+    attention = producer(_unturned(joined.inputs[0]), "Attention")
+    values = None if attention is None else attention.inputs[2]
+    cached = producer(values, "Concat")
+    if values is None or cached is None or len(values.uses()) != 1:
+        return None
+    past, new = cached.inputs
+    split = producer(_unturned(new), "Reshape")
+    made = None if split is None else _layer_rows(split.inputs[0])
+    if made is None or past is None or past.shape is None or not past.is_graph_input():
+        return None
+    kv_heads, width = past.shape[1], past.shape[3]
+    if not isinstance(kv_heads, int) or not isinstance(width, int):
+        return None
+    if made[0].end != kv_heads * width:
+        return None
+    return Origin(made, (columns // width, kv_heads, width))
+
+
+def _unturned(value: ir.Value | None) -> ir.Value | None:
+    """What a Transpose that swaps positions and heads turns into `value`."""
+    turn = producer(value, "Transpose")
+    if turn is None or value is None or len(value.uses()) != 1:
+        return None
+    perm = turn.attributes.get("perm")
+    return turn.inputs[0] if perm is not None and list(perm.as_ints()) == [0, 2, 1, 3] else None
 
 
 def _factor_rows(product: ir.Node) -> Origin | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onnxlm import package_swap
-from onnxlm.errors import ExportError, InputError, QuantizationError
+from onnxlm.errors import ExportError, InputError
 from onnxlm.manifest import PRECISIONS, is_package, read_manifest
 from onnxlm.package import Package, check_destination, open_package, record_figures
 from onnxlm.progress import Progress, silent
@@ -66,9 +66,7 @@ def make_package(
         from onnxlm.export import export
 
         return export(source, out, precision=precision, lowering=lowering, progress=progress)
-    if lowering != "ort":
-        raise QuantizationError("lowering", found=f"{lowering} in {precision}", allowed="ort")
-    if _can_be_quantized(source):
+    if _can_be_quantized(source, lowering):
         return quantize_package(source, out, scheme=precision, options=options, progress=progress)
     from onnxlm.export import export
     from onnxlm.models.checkpoint import read
@@ -119,6 +117,8 @@ def quantize_package(
 def _with_quality(made: Package, reference: str | Path, progress: Progress) -> Package:
     from onnxlm.verification import VerifyOptions, verify
 
+    if not made.has("tokenizer.json"):
+        return made
     options = VerifyOptions(reference=str(reference), tokens=_MEASURED_TOKENS)
     with contextlib.suppress(InputError):  # a model that no text of ours fits
         quality, _ = verify(made.path, options, progress).figures()
@@ -127,12 +127,12 @@ def _with_quality(made: Package, reference: str | Path, progress: Progress) -> P
     return open_package(made.path)
 
 
-def _can_be_quantized(source: str | Path) -> bool:
+def _can_be_quantized(source: str | Path, lowering: str) -> bool:
     """Whether the source is what a quantizer reads, with nothing to export first."""
     if not is_package(source):
         return False
     manifest = read_manifest(source)
-    return (manifest.precision, manifest.lowering) == ("fp32", "ort")
+    return (manifest.precision, manifest.lowering) == ("fp32", lowering)
 
 
 def _same_width(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from onnxlm import io_spec
 from onnxlm.export import export
 from onnxlm.models import load
 from onnxlm.models.layers.decoder import DecoderLM
@@ -76,16 +77,24 @@ def eager(family: str, variant: str) -> DecoderLM:
 
 
 @functools.cache
-def source(family: str, variant: str) -> Package:
+def source(family: str, variant: str, lowering: str = "ort") -> Package:
     """Its fp32 package."""
-    return export(checkpoint(family, variant), new_folder() / "fp32")
+    return export(checkpoint(family, variant), new_folder() / "fp32", lowering=lowering)
 
 
-def exact_copy(package: Package) -> Path:
-    """The graphs with activations left in fp32: what an operator reads is all that can differ.
+def exact_logits(package: Package, ids: Sequence[int], prefill: int) -> list[Tensor]:
+    """Logits as `graph_logits` has them, with activations in fp32.
 
-    Accuracy level 4, the product's own, rounds activations to 8 bits a block; level 1 does not.
+    The operators that a package runs with round activations to 8 bits a block. Here those of ONNX Runtime
+    run at another accuracy level, and standard ones as they stand.
     """
+    if package.manifest.lowering == "portable":
+        return [graph_logits(package.path, ids, prefill, optimized=False)]
+    folder = _exact_copy(package)
+    return [graph_logits(folder, ids, prefill, optimized) for optimized in (False, True)]
+
+
+def _exact_copy(package: Package) -> Path:
     folder = new_folder()
     for graph in package.manifest.graphs.values():
         model = ir.load(package.path / graph.file)
@@ -111,41 +120,54 @@ def initializers(package: Package) -> dict[str, Array]:
     return found
 
 
-def stored_matrix(tensors: Mapping[str, Array], name: str, columns: int) -> Array | None:
-    """The matrix [N, columns] that stored codes mean by their formats; None if there are none."""
-    for bits in (4, 8):
-        data = tensors.get(f"{name}.q{bits}")
-        if data is not None:
-            break
-    else:
+def stored_matrix(graph: ir.Graph, name: str) -> NDArray[np.float32] | None:
+    """The matrix [N, K or more] that stored codes mean by their formats; None if there are none."""
+    held = {n: v.const_value.numpy() for n, v in graph.initializers.items() if v.const_value}
+    bits = next((bits for bits in (4, 8) if f"{name}.q{bits}" in held), None)
+    if bits is None:
         return None
-    bytes_ = data.reshape(data.shape[0], -1)
-    codes = np.stack([bytes_ & 15, bytes_ >> 4], axis=-1) if bits == 4 else bytes_
-    scale = tensors[f"{name}.scale"].astype(np.float32)
-    codes = codes.reshape(*scale.shape, -1).astype(np.float32)
-    values = scale[..., None] * codes
-    if f"{name}.minimum" in tensors:  # as GGUF says it: w = d * q + m
-        values += tensors[f"{name}.minimum"].astype(np.float32)[..., None]
+    data, scale = held[f"{name}.q{bits}"], held[f"{name}.scale"].astype(np.float32)
+    value = graph.initializers[f"{name}.q{bits}"]
+    if data.dtype == np.uint8:
+        data = np.stack([data & 15, data >> 4], axis=-1) if bits == 4 else data
+        codes = data.reshape(len(scale), -1).astype(np.float32)
+    else:  # signed; [K, N] where no embedding reads rows
+        is_table = any(node.op_type == "Gather" for node, _ in value.uses())
+        codes = (data if is_table else data.T).astype(np.float32) + 2 ** (bits - 1)
+    size = _block_size(value)
+    codes = np.pad(codes, ((0, 0), (0, scale.shape[1] * size - codes.shape[1])))
+    values = scale[..., None] * codes.reshape(*scale.shape, size)
+    if f"{name}.minimum" in held:  # as GGUF says it: w = d * q + m
+        values += held[f"{name}.minimum"].astype(np.float32)[..., None]
     else:
         values -= scale[..., None] * np.float32(2 ** (bits - 1))
-        if f"{name}.offset" in tensors:
-            values += tensors[f"{name}.offset"].astype(np.float32)[..., None]
-    return values.reshape(len(data), -1)[:, :columns]
+        if f"{name}.offset" in held:
+            values += held[f"{name}.offset"].astype(np.float32)[..., None]
+    return values.reshape(len(scale), -1)
+
+
+def _block_size(codes: ir.Value) -> int:
+    """Of the operator that reads them."""
+    for node, _ in codes.uses():
+        if "block_size" in node.attributes:
+            return node.attributes["block_size"].as_int()
+    return _block_size(next(node for node, _ in codes.uses()).outputs[0])
 
 
 def stored_parameters(package: Package, model: DecoderLM) -> dict[str, Tensor]:
     """Parameters of the eager model as a quantized package holds them."""
-    tensors = initializers(package)
+    graph = ir.load(package.graph_path(io_spec.DECODE)).graph
+    vectors = initializers(package)
     found = {}
     for name, parameter in model.named_parameters():
         place = package.manifest.parameters[name]
-        if parameter.dim() == 2:
-            whole = stored_matrix(tensors, place.tensor, parameter.shape[1])
-        else:
-            whole = tensors[place.tensor]
+        whole = (
+            vectors[place.tensor] if parameter.dim() == 1 else stored_matrix(graph, place.tensor)
+        )
         assert whole is not None, f"{name} is stored in full precision"
         rows = slice(None) if place.rows is None else slice(*place.rows)
-        found[name] = torch.from_numpy(np.array(whole[rows]))
+        part = whole[rows] if parameter.dim() == 1 else whole[rows, : parameter.shape[1]]
+        found[name] = torch.from_numpy(np.array(part))
     return found
 
 

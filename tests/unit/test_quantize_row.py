@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx_ir as ir
 import onnxruntime as ort
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from parity.tolerances import tolerance
 from support.onnx_text import graph, operators, random
 
-from onnxlm.quantize.rewrite import Rewriter
+from onnxlm.quantize.rewrite import LOWERINGS, Rewriter
 from onnxlm.quantize.row import RowQuantized, quantize_rows
 from onnxlm.runtime.saturation import products_saturate
 
@@ -43,7 +45,7 @@ def test_channels_of_any_size_have_finite_codes(size: float) -> None:
     assert (np.abs(tensor.dequantize() - np.float32(size)) <= np.finfo(np.float32).tiny).all()
 
 
-def model(*names: str) -> ir.Model:
+def model(*names: str, lowering: str = "ort") -> ir.Model:
     """Layers `names` of one input, in the per-row form, and their weights."""
     body = "\n".join(f"{n}.y = com.microsoft.FusedMatMul <transB=1> (x, {n})" for n in names)
     weights = {name: random(ROWS, COLUMNS, seed=i) for i, name in enumerate(names)}
@@ -51,7 +53,9 @@ def model(*names: str) -> ir.Model:
     made = graph(
         f"float[B,S,{COLUMNS}] x", outputs.replace(".", "_"), body.replace(".y", "_y"), weights
     )
-    Rewriter({}).rewrite(made.graph, {name: quantize_rows(w) for name, w in weights.items()})
+    Rewriter({}, lowering).rewrite(
+        made.graph, {name: quantize_rows(w) for name, w in weights.items()}
+    )
     return made
 
 
@@ -64,9 +68,10 @@ def session(made: ir.Model, options: dict[str, str]) -> ort.InferenceSession:
     return ort.InferenceSession(ir.to_proto(made).SerializeToString(), settings_)
 
 
-def run(x: Floats, options: dict[str, str] | None = None) -> Floats:
+def run(x: Floats, options: dict[str, str] | None = None, lowering: str = "ort") -> Floats:
     """The layer `w` of x [B, S, K]."""
-    opened = session(model("w"), EXACT_PRODUCTS if options is None else options)
+    made = model("w", lowering=lowering)
+    opened = session(made, EXACT_PRODUCTS if options is None else options)
     result: Floats = opened.run(None, {"x": x})[0]
     return result
 
@@ -92,12 +97,13 @@ def hardest(tokens: int) -> Floats:
 
 @pytest.mark.parametrize("tokens", [1, 2, 7, 64])
 @pytest.mark.parametrize("make", [lambda n: random(1, n, COLUMNS, seed=5), hardest])
-def test_products_are_exact(tokens: int, make) -> None:
+@pytest.mark.parametrize("lowering", LOWERINGS)
+def test_products_are_exact(tokens: int, make: Callable[[int], Floats], lowering: str) -> None:
     x = make(tokens)
     expected = formula(x, quantize_rows(random(ROWS, COLUMNS)))
-    close(run(x), expected)
+    close(run(x, lowering=lowering), expected)
     if not products_saturate():
-        close(run(x, {}), expected)
+        close(run(x, {}, lowering), expected)
 
 
 def test_a_row_does_not_see_its_neighbours() -> None:
