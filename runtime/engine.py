@@ -65,8 +65,8 @@ class Batch:
         self.cache = new_cache(sessions.states, rows, sessions.context_length, sessions.device)
         self.tokens = _buffer(np.zeros((rows, 1), dtype=np.int64), sessions.device)
         self._logits: ort.OrtValue | None = None
-        # Of decode steps, by what they put out; they hold on to the cache's buffers.
-        self._bindings: dict[str, ort.IOBinding] = {}
+        # Of decode steps, by what they put out, and their masks; they hold on to the cache's buffers.
+        self._bindings: dict[str, tuple[ort.IOBinding, Ids]] = {}
 
     @property
     def lengths(self) -> Ids:
@@ -116,8 +116,8 @@ class Batch:
 
     def _run_chunk(self, ids: Ids, real: Flags, output: str, keep: int | None) -> NDArray[Any]:
         session = self._sessions.prefill
+        self._make_room(real.shape[1])
         mask = self.cache.chunk_mask(real)
-        self._make_room(mask.shape[1])
         binding = session.io_binding()
         binding.bind_cpu_input(io_spec.INPUT_IDS, np.ascontiguousarray(ids))
         binding.bind_cpu_input(io_spec.ATTENTION_MASK, mask)
@@ -128,7 +128,7 @@ class Batch:
         binding.bind_output(output, *_CPU)
         self.cache.bind(binding)
         session.run_with_iobinding(binding)
-        self.cache.commit(real, binding)
+        self.cache.commit(binding)
         array: NDArray[Any] = binding.get_outputs()[0].numpy()
         return array
 
@@ -166,16 +166,16 @@ class Batch:
         return logits
 
     def _step(self, output: str, live: Flags | None) -> None:
-        live = np.ones(self.rows, dtype=np.bool_) if live is None else live
-        self._check_room(live)
-        mask = self.cache.step_mask(live)
-        self._make_room(mask.shape[1])
-        if output not in self._bindings:
-            self._bindings[output] = self._bind_step(output)
-        binding = self._bindings[output]
-        binding.bind_cpu_input(io_spec.ATTENTION_MASK, mask)
+        counts = [1] * self.rows if live is None else live.tolist()
+        self._check_room(counts)
+        self._make_room(1)
+        mask = self.cache.step_mask(counts)
+        binding, bound = self._bindings.get(output) or (self._bind_step(output), None)
+        if bound is not mask or self._sessions.device != _CPU:  # a device is given a copy
+            binding.bind_cpu_input(io_spec.ATTENTION_MASK, mask)
+            self._bindings[output] = (binding, mask)
         self._sessions.decode.run_with_iobinding(binding)
-        self.cache.commit(live[:, None], binding)
+        self.cache.commit(binding)
 
     def set_tokens(self, tokens: Sequence[int] | Ids) -> None:
         """Choose the tokens that the next step reads, [B].
@@ -212,8 +212,8 @@ class Batch:
             InputError: As in `prefill_tokens`.
         """
         ids, counts = self._padded(rows)
+        self._make_room(ids.shape[1])
         mask = self.cache.chunk_mask(np.arange(ids.shape[1]) < counts[:, None])
-        self._make_room(mask.shape[1])
         pasts = {name: buffer.numpy() for name, buffer in self.cache.buffers.items()}
         return {io_spec.INPUT_IDS: ids, io_spec.ATTENTION_MASK: mask, **pasts}
 
@@ -225,14 +225,14 @@ class Batch:
         counts = np.array([row.size for row in checked], dtype=np.int64)
         if not counts.all():
             raise InputError("a prompt is empty", fix="give at least one token")
-        self._check_room(counts)
+        self._check_room(counts.tolist())
         ids: Ids = np.zeros((self.rows, int(counts.max())), dtype=np.int64)
         for i, row in enumerate(checked):
             ids[i, : row.size] = row
         return ids, counts
 
-    def _check_room(self, new_tokens: NDArray[Any]) -> None:
-        longest = int((self.lengths + new_tokens)[new_tokens > 0].max(initial=0))
+    def _check_room(self, counts: Sequence[int]) -> None:
+        longest = self.cache.longest(counts)
         if longest > self._sessions.context_length:
             raise InputError(
                 "the context is full",

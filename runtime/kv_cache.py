@@ -27,8 +27,10 @@ _STEP = 256
 class KVCache(Protocol):
     """What a batch asks of its caches.
 
-    A call goes: mask, `fits` or `grow`, `bind`, run, `commit`. Nothing counts as cached before `commit`, so a
+    A call goes: `fits` or `grow`, mask, `bind`, run, `commit`. Nothing counts as cached before `commit`, so a
     call that fails leaves what was.
+
+    Between two decode steps the processor's caches hold weights, so there numpy is slow and is called little.
 
     Attributes:
         buffers: The next call's pasts, by graph input.
@@ -39,51 +41,48 @@ class KVCache(Protocol):
     @property
     def lengths(self) -> Ids:
         """int64 [B], tokens of each row in the cache."""
-        ...
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        ...
+
+    def longest(self, counts: Sequence[int]) -> int:
+        """Tokens of the longest row with so many more; rows that get none do not matter."""
 
     def room(self, rows: Flags) -> int:
         """Columns that one call may add to the rows marked in bool [B]."""
-        ...
 
     def chunk_mask(self, real: Flags) -> Ids:
         """int64 [B, T] for a prefill call whose new tokens are marked in bool [B, S]."""
-        ...
 
-    def step_mask(self, live: Flags) -> Ids:
-        """int64 [B, T] for a decode step that counts for the rows marked in bool [B]."""
-        ...
+    def step_mask(self, live: Sequence[int]) -> Ids:
+        """int64 [B, T] for a decode step that counts for the rows marked with 1, not for those with 0.
+
+        It may be the last step's array, changed.
+        """
 
     def fits(self, columns: int) -> bool:
-        """Whether a call with T columns uses the buffers that the last call used."""
-        ...
+        """Whether a call with S columns uses the buffers that the last call used."""
 
     def grow(self, columns: int) -> None:
-        """Make room for T columns."""
-        ...
+        """Make room for S columns."""
 
     def bind(self, binding: ort.IOBinding) -> None:
         """Bind pasts and presents, the presents behind the outputs that are bound already."""
-        ...
 
-    def commit(self, real: Flags, binding: ort.IOBinding) -> None:
-        """Take note of a call that has run: its new tokens, bool [B, S], and the presents it put out."""
-        ...
+    def commit(self, binding: ort.IOBinding) -> None:
+        """Take note of a call that has run: the tokens of its mask, and the presents it put out."""
 
     def rewind(self, lengths: Ids) -> None:
         """Forget what each row has behind its first tokens, int64 [B]."""
-        ...
 
 
 class InPlaceCache:
     """Past and present are one buffer, which grows in steps and never to the context limit up front.
 
     GroupQueryAttention counts a row's past tokens and puts the new ones behind them. So each row lies at the
-    left of its buffer, padding takes no room, and of the mask only the sums matter.
+    left of its buffer, padding takes no room, and of the mask only the sums matter. A decode step's mask is
+    as wide as the buffers: no shape changes from step to step, and nothing is bound or planned anew.
 
     Args:
         states: The package's states.
@@ -98,14 +97,26 @@ class InPlaceCache:
         self._states = states
         self._context_length = context_length
         self._device = device
-        self.lengths: Ids = np.zeros(rows, dtype=np.int64)
+        self._lengths = [0] * rows
+        self._next = self._lengths
+        self._step_mask: Ids | None = None
         self.capacity = 0
         self.buffers = _empty(states, rows, device)
 
     @property
+    def lengths(self) -> Ids:
+        """int64 [B], tokens of each row in the cache."""
+        return np.array(self._lengths, dtype=np.int64)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all buffers, room included."""
-        return bytes_at(self._states, self.lengths.size, self.capacity)
+        return bytes_at(self._states, len(self._lengths), self.capacity)
+
+    def longest(self, counts: Sequence[int]) -> int:
+        """Tokens of the longest row with so many more; rows that get none do not matter."""
+        pairs = zip(self._lengths, counts, strict=True)
+        return max((length + count for length, count in pairs if count), default=0)
 
     def room(self, rows: Flags) -> int:
         """Columns up to the context limit: the kernel's rotary table ends there."""
@@ -113,29 +124,41 @@ class InPlaceCache:
 
     def chunk_mask(self, real: Flags) -> Ids:
         """The mask; of a row without a new token, as much as is needed: nothing is written there."""
-        longest = self.lengths[real.any(axis=1)].max()
-        return _mask(np.minimum(self.lengths, longest), real)
+        lengths, counts = self.lengths, real.sum(axis=1)
+        self._next = (lengths + counts).tolist()
+        self._step_mask = None
+        past = np.minimum(lengths, lengths[counts > 0].max())
+        cached = np.arange(past.max()) < past[:, None]
+        return np.concatenate((cached, real), axis=1, dtype=np.int64)
 
-    def step_mask(self, live: Flags) -> Ids:
+    def step_mask(self, live: Sequence[int]) -> Ids:
         """The mask; a decode step writes one column in every row.
 
         In a row that does not count it is the free one behind the row's end. Where none is free the row gives
         up its last.
         """
-        self.lengths = np.minimum(self.lengths, self._context_length - 1)
-        return _mask(self.lengths, np.ones((live.size, 1), dtype=np.bool_))
+        most = self._context_length - 1
+        self._lengths = [min(length, most) for length in self._lengths]
+        self._next = [length + new for length, new in zip(self._lengths, live, strict=True)]
+        if self._step_mask is None:
+            cached = np.arange(self.capacity) < self.lengths[:, None]
+            self._step_mask = cached.astype(np.int64)
+        for row, length in enumerate(self._lengths):
+            self._step_mask[row, length] = 1
+        return self._step_mask
 
     def fits(self, columns: int) -> bool:
-        """Whether the buffers have so many columns."""
-        return columns <= self.capacity
+        """Whether the buffers have so many columns left."""
+        return self._columns(columns) <= self.capacity
 
     def grow(self, columns: int) -> None:
         """New buffers of a multiple of 256 columns, at least half as many again as before."""
-        wanted = max(columns, self.capacity * 3 // 2)
+        wanted = max(self._columns(columns), self.capacity * 3 // 2)
         self.capacity = min(-(-wanted // _STEP) * _STEP, self._context_length)
-        used = int(self.lengths.max())
+        self._step_mask = None
+        used = max(self._lengths)
         for state in self._states:
-            shape = _shape(state, self.lengths.size, self.capacity)
+            shape = _shape(state, len(self._lengths), self.capacity)
             # Zeros, not empty memory: a kernel that multiplies an unused tail by 0 must not meet a NaN.
             buffer = np.zeros(shape, dtype=state.dtype)
             kept = _columns(state, used)
@@ -148,13 +171,18 @@ class InPlaceCache:
             binding.bind_ortvalue_input(state.past, self.buffers[state.past])
             binding.bind_ortvalue_output(state.present, self.buffers[state.past])
 
-    def commit(self, real: Flags, binding: ort.IOBinding) -> None:
+    def commit(self, binding: ort.IOBinding) -> None:
         """Count the new tokens; their columns are in place already."""
-        self.lengths = self.lengths + real.sum(axis=1)
+        self._lengths = self._next
 
     def rewind(self, lengths: Ids) -> None:
         """Count less; what lies behind is overwritten in time."""
-        self.lengths = lengths
+        self._lengths = lengths.tolist()
+        self._step_mask = None
+
+    def _columns(self, new: int) -> int:
+        """Columns that a call with so many new ones needs."""
+        return min(max(self._lengths) + new, self._context_length)
 
 
 class AppendCache:
@@ -170,6 +198,7 @@ class AppendCache:
         self._states = states
         self._device = device
         self._mask: Ids = np.zeros((rows, 0), dtype=np.int64)
+        self._next = self._mask
         self.buffers = _empty(states, rows, device)
 
     @property
@@ -183,17 +212,23 @@ class AppendCache:
         """Bytes of all buffers."""
         return bytes_at(self._states, *self._mask.shape)
 
+    def longest(self, counts: Sequence[int]) -> int:
+        """Tokens of the longest row with so many more; rows that get none do not matter."""
+        new = np.array(counts)
+        return int((self.lengths + new)[new > 0].max(initial=0))
+
     def room(self, rows: Flags) -> int:
         """No limit: positions are counted without the padding."""
         return sys.maxsize
 
     def chunk_mask(self, real: Flags) -> Ids:
         """The mask."""
-        return np.concatenate((self._mask, real.astype(np.int64)), axis=1)
+        self._next = np.concatenate((self._mask, real), axis=1, dtype=np.int64)
+        return self._next
 
-    def step_mask(self, live: Flags) -> Ids:
+    def step_mask(self, live: Sequence[int]) -> Ids:
         """The mask; a row that does not count gets padding."""
-        return self.chunk_mask(live[:, None])
+        return self.chunk_mask(np.array(live, dtype=np.bool_)[:, None])
 
     def fits(self, columns: int) -> bool:
         """Never: the last call's presents are pasts now."""
@@ -208,9 +243,9 @@ class AppendCache:
             binding.bind_ortvalue_input(state.past, self.buffers[state.past])
             binding.bind_output(state.present, *self._device)
 
-    def commit(self, real: Flags, binding: ort.IOBinding) -> None:
+    def commit(self, binding: ort.IOBinding) -> None:
         """Take the presents as the next pasts."""
-        self._mask = self.chunk_mask(real)
+        self._mask = self._next
         presents = binding.get_outputs()[-len(self._states) :]
         for state, present in zip(self._states, presents, strict=True):
             self.buffers[state.past] = present
@@ -243,12 +278,6 @@ def bytes_at(states: Sequence[StateSpec], batch_size: int, columns: int) -> int:
         int(np.prod(_shape(state, batch_size, columns))) * np.dtype(state.dtype).itemsize
         for state in states
     )
-
-
-def _mask(past: Ids, real: Flags) -> Ids:
-    """int64 [B, T]: so many ones of P columns, then the new columns."""
-    cached = np.arange(past.max()) < past[:, None]
-    return np.concatenate((cached, real), axis=1, dtype=np.int64)
 
 
 def _empty(states: Sequence[StateSpec], rows: int, device: Device) -> dict[str, ort.OrtValue]:

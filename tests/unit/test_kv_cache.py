@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from onnxlm.io_spec import StateSpec
-from onnxlm.runtime.kv_cache import AppendCache, InPlaceCache, bytes_at, new_cache
+from onnxlm.runtime.kv_cache import AppendCache, InPlaceCache, KVCache, bytes_at, new_cache
 
 CPU = ("cpu", 0)
 CONTEXT = 1000
@@ -46,10 +47,21 @@ class Outputs:
         return self._values
 
 
-def in_place(*lengths: int) -> InPlaceCache:
-    cache = InPlaceCache(states("in_place"), len(lengths), CONTEXT, CPU)
-    cache.lengths = np.array(lengths)
+def in_place(*lengths: int, context: int = CONTEXT) -> InPlaceCache:
+    """A cache whose rows hold so many tokens."""
+    cache = InPlaceCache(states("in_place"), len(lengths), context, CPU)
+    hold(cache, lengths)
     return cache
+
+
+def hold(cache: InPlaceCache, lengths: Sequence[int]) -> None:
+    """Have an empty cache take a call of so many tokens a row."""
+    if any(lengths):
+        real = np.arange(max(lengths)) < np.array(lengths)[:, None]
+        if not cache.fits(real.shape[1]):
+            cache.grow(real.shape[1])
+        cache.chunk_mask(real)
+        cache.commit(Outputs())
 
 
 def append(*masks: str) -> AppendCache:
@@ -57,7 +69,8 @@ def append(*masks: str) -> AppendCache:
     cache = AppendCache(states("append"), len(masks), CPU)
     columns = np.arange(len(masks[0]), dtype=np.float32)[:, None]
     present = np.broadcast_to(columns, (len(masks), HEADS, len(masks[0]), WIDTH)).copy()
-    cache.commit(flags(*masks), Outputs(present, present.copy()))
+    cache.chunk_mask(flags(*masks))
+    cache.commit(Outputs(present, present.copy()))
     return cache
 
 
@@ -86,7 +99,6 @@ def test_bytes() -> None:
         ([1, 257, 513], [256, 512, 768]),
         ([256, 300], [256, 512]),
         ([700, 769], [768, CONTEXT]),  # 1,152 by half, and the context is shorter
-        ([520, 769], [768, CONTEXT]),
         ([999], [CONTEXT]),
     ],
 )
@@ -97,12 +109,20 @@ def test_room_grows_in_steps_up_to_the_context(asked: list[int], capacities: lis
         cache.grow(columns)
         assert cache.capacity == capacity
         assert cache.fits(capacity)
-        assert not cache.fits(capacity + 1)
+        assert cache.fits(capacity + 1) == (capacity == CONTEXT)  # no row can be longer
         assert {tuple(b.shape()) for b in cache.buffers.values()} == {(1, HEADS, capacity, WIDTH)}
 
 
+def test_room_is_for_what_is_held_and_what_is_new() -> None:
+    cache = in_place(250, 3)
+    assert cache.fits(6)
+    assert not cache.fits(7)
+    cache.grow(7)
+    assert cache.capacity == 512
+
+
 def test_room_grows_by_half() -> None:
-    cache = InPlaceCache(states("in_place"), 1, 100_000, CPU)
+    cache = in_place(0, context=100_000)
     for columns, capacity in ((2048, 2048), (2049, 3072), (3073, 4608), (4609, 6912)):
         cache.grow(columns)
         assert cache.capacity == capacity
@@ -118,8 +138,8 @@ def test_growth_keeps_what_is_cached_and_zeroes_the_rest(dtype: str) -> None:
         assert array.dtype == np.dtype(dtype)
         array[:] = np.random.default_rng(index).normal(size=array.shape)
         values[name] = array.copy()
-    cache.lengths = np.array([3, 200])
-    cache.grow(257)
+    hold(cache, [3, 200])
+    cache.grow(57)
     for name, buffer in cache.buffers.items():
         array = buffer.numpy()
         assert array.shape == (2, HEADS, 512, WIDTH)
@@ -130,9 +150,46 @@ def test_growth_keeps_what_is_cached_and_zeroes_the_rest(dtype: str) -> None:
 def test_masks_in_place_hold_no_padding_of_earlier_calls() -> None:
     cache = in_place(3, 1)
     assert spelled(cache.chunk_mask(flags("1100", "1111"))) == ["1111100", "1001111"]
-    assert spelled(cache.step_mask(np.array([True, True]))) == ["1111", "1001"]
-    cache.commit(flags("1100", "1111"), Outputs())
+    cache.commit(Outputs())
     assert cache.lengths.tolist() == [5, 5]
+
+
+def test_the_mask_of_a_step_is_as_wide_as_the_buffers() -> None:
+    """Each row's column is the one behind its end; the array stays the same until something else happens."""
+    cache = in_place(3, 1, context=6)
+    first = cache.step_mask([1, 1])
+    assert spelled(first) == ["111100", "110000"]
+    cache.commit(Outputs())
+    second = cache.step_mask([1, 1])
+    assert second is first
+    assert spelled(second) == ["111110", "111000"]
+    cache.commit(Outputs())
+    assert cache.lengths.tolist() == [5, 3]
+    cache.rewind(np.array([2, 3]))
+    third = cache.step_mask([1, 1])
+    assert third is not second
+    assert spelled(third) == ["111000", "111100"]
+    cache.commit(Outputs())
+    cache.chunk_mask(flags("11", "10"))
+    cache.commit(Outputs())
+    assert spelled(cache.step_mask([1, 1])) == ["111111", "111111"]
+
+
+def test_a_step_after_growth_has_a_wider_mask() -> None:
+    cache = in_place(256, 2)
+    assert not cache.fits(1)
+    cache.grow(1)
+    mask = cache.step_mask([1, 1])
+    assert mask.shape == (2, 512)
+    assert mask.sum(axis=1).tolist() == [257, 3]
+
+
+def test_a_call_that_is_not_committed_counts_for_nothing() -> None:
+    cache = in_place(3, 1, context=8)
+    cache.step_mask([1, 1])
+    cache.chunk_mask(flags("111", "100"))
+    assert cache.lengths.tolist() == [3, 1]
+    assert spelled(cache.step_mask([1, 1])) == ["11110000", "11000000"]
 
 
 def test_an_idle_row_of_a_chunk_makes_the_mask_no_wider() -> None:
@@ -141,54 +198,61 @@ def test_an_idle_row_of_a_chunk_makes_the_mask_no_wider() -> None:
     real = flags("000", "111")
     assert cache.room(real.any(axis=1)) == CONTEXT - 1
     assert spelled(cache.chunk_mask(real)) == ["1000", "1111"]
-    cache.commit(real, Outputs())
+    cache.commit(Outputs())
     assert cache.lengths.tolist() == [CONTEXT, 4]
 
 
 def test_a_step_leaves_what_an_idle_row_holds() -> None:
     """Such a row's column is the free one behind its end, and is not counted."""
-    cache = in_place(2, 1)
-    live = np.array([False, True])
-    assert spelled(cache.step_mask(live)) == ["111", "101"]
-    cache.commit(live[:, None], Outputs())
-    assert cache.lengths.tolist() == [2, 2]
+    cache = in_place(2, 1, context=5)
+    for second in ("11000", "11100"):
+        assert spelled(cache.step_mask([0, 1])) == ["11100", second]
+        cache.commit(Outputs())
+    assert cache.lengths.tolist() == [2, 3]
+    assert spelled(cache.step_mask([1, 0])) == ["11100", "11110"]
+    cache.commit(Outputs())
+    assert cache.lengths.tolist() == [3, 3]
 
 
 def test_an_idle_row_at_the_end_of_the_context_gives_up_a_column() -> None:
-    cache = in_place(CONTEXT, 1)
-    live = np.array([False, True])
-    mask = cache.step_mask(live)
-    assert mask.shape[1] == CONTEXT
-    assert mask.sum(axis=1).tolist() == [CONTEXT, 2]
-    cache.commit(live[:, None], Outputs())
-    assert cache.lengths.tolist() == [CONTEXT - 1, 2]
+    cache = in_place(5, 1, context=5)
+    assert spelled(cache.step_mask([0, 1])) == ["11111", "11000"]
+    cache.commit(Outputs())
+    assert cache.lengths.tolist() == [4, 2]
+
+
+@pytest.mark.parametrize("cache", [in_place(3, 9, 5), append("111000000", "1" * 9, "110011100")])
+def test_the_longest_row_of_those_that_grow(cache: KVCache) -> None:
+    assert cache.longest([1, 1, 1]) == 10
+    assert cache.longest([4, 0, 1]) == 7
+    assert cache.longest([0, 0, 0]) == 0
 
 
 def test_masks_of_appended_columns_hold_all_padding() -> None:
     cache = append("1110", "1000")
     assert cache.lengths.tolist() == [3, 1]
     assert spelled(cache.chunk_mask(flags("10", "11"))) == ["111010", "100011"]
-    assert spelled(cache.step_mask(np.array([False, True]))) == ["11100", "10001"]
+    assert spelled(cache.step_mask([0, 1])) == ["11100", "10001"]
     assert not cache.fits(1)
 
 
 def test_appended_presents_are_the_next_pasts() -> None:
     cache = append("11", "10")
     key, value = (np.full((2, HEADS, 3, WIDTH), number, dtype=np.float32) for number in (1, 2))
-    cache.commit(flags("0", "1"), Outputs(key, value))
+    cache.chunk_mask(flags("0", "1"))
+    assert cache.lengths.tolist() == [2, 1]
+    cache.commit(Outputs(key, value))
     assert cache.lengths.tolist() == [2, 2]
     assert [buffer.numpy().max() for buffer in cache.buffers.values()] == [1, 2]
 
 
 def test_rewinding_in_place_only_counts_less() -> None:
-    cache = in_place(0, 0)
-    cache.grow(9)
-    cache.lengths = np.array([5, 9])
+    cache = in_place(5, 9)
     before = dict(cache.buffers)
     cache.rewind(np.array([5, 2]))
     assert cache.lengths.tolist() == [5, 2]
     assert cache.buffers == before
-    assert spelled(cache.step_mask(np.array([True, True]))) == ["111111", "110001"]
+    assert spelled(cache.chunk_mask(flags("1", "1"))) == ["111111", "110001"]
 
 
 @pytest.mark.parametrize(
