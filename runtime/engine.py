@@ -202,18 +202,24 @@ class Batch:
         if (wanted < self.lengths).any():
             self.cache.rewind(wanted)
 
-    def inputs(self, rows: Sequence[Sequence[int]]) -> dict[str, NDArray[Any]]:
+    def inputs(
+        self, rows: Sequence[Sequence[int]], graph: str = io_spec.PREFILL
+    ) -> dict[str, NDArray[Any]]:
         """What a call with these new tokens would be fed, by graph input; nothing is run.
 
         Args:
             rows: As in `prefill_tokens`; one token a row for the decode graph.
+            graph: The graph's name.
 
         Raises:
             InputError: As in `prefill_tokens`.
         """
         ids, counts = self._padded(rows)
         self._make_room(ids.shape[1])
-        mask = self.cache.chunk_mask(np.arange(ids.shape[1]) < counts[:, None])
+        if graph == io_spec.DECODE:
+            mask = self.cache.step_mask([1] * self.rows)
+        else:
+            mask = self.cache.chunk_mask(np.arange(ids.shape[1]) < counts[:, None])
         pasts = {name: buffer.numpy() for name, buffer in self.cache.buffers.items()}
         return {io_spec.INPUT_IDS: ids, io_spec.ATTENTION_MASK: mask, **pasts}
 

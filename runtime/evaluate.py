@@ -125,7 +125,7 @@ def _decode(batch: Batch, tokens: Sequence[int]) -> Floats:
 def _feeds(batch: Batch, calls: Calls) -> dict[str, NDArray[Any]]:
     """Every input of the last call, `batch` holding what the calls before it left."""
     if calls.steps:
-        return batch.inputs([(token,) for token in calls.steps[-1]])
+        return batch.inputs([(token,) for token in calls.steps[-1]], calls.graph)
     longest = max(map(len, calls.chunks[-1]))
     kept = np.array(longest, dtype=np.int64)
     return {**batch.inputs(calls.chunks[-1]), io_spec.LOGITS_TO_KEEP: kept}

@@ -177,7 +177,11 @@ def test_a_fault_of_the_decode_graph_alone(lowering: str, layer: int) -> None:
 
 @pytest.mark.parametrize("lowering", LOWERINGS)
 def test_padding_that_a_row_sees(lowering: str) -> None:
-    """The decode graph takes every column for a real one: right for a row alone, wrong in a padded batch."""
+    """The decode graph takes every column for a real one.
+
+    Right for a row alone, wrong in a padded batch. With caches in place a mask is as wide as the buffers, so
+    there it is always wrong.
+    """
 
     def edit(_: Package, graphs: Graphs) -> None:
         graph = graphs[io_spec.DECODE].graph
@@ -192,7 +196,8 @@ def test_padding_that_a_row_sees(lowering: str) -> None:
         graph.insert_before(graph[0], [shape, ones])
 
     outcome = verify(edited(package(lowering), edit))
-    assert failed(outcome) == [BATCH]
+    expected = {"ort": [DECODE, BATCH, GREEDY], "portable": [BATCH]}
+    assert failed(outcome) == expected[lowering]
     assert place(outcome) == ("decode", "layer 0")
 
 

@@ -170,7 +170,7 @@ def test_what_a_call_is_fed(lowering: str) -> None:
     feeds = batch.inputs(more)
     (by_hand,) = sessions.prefill.run([io_spec.LOGITS], feeds)
     np.testing.assert_allclose(by_hand[:, 0], batch.prefill_logits(more), rtol=0, atol=1e-5)
-    (by_hand,) = sessions.decode.run([io_spec.LOGITS], batch.inputs([[1], [2]]))
+    (by_hand,) = sessions.decode.run([io_spec.LOGITS], batch.inputs([[1], [2]], io_spec.DECODE))
     batch.set_tokens([1, 2])
     np.testing.assert_allclose(by_hand[:, 0], batch.decode_logits(), rtol=0, atol=1e-5)
 
