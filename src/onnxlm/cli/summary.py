@@ -7,7 +7,6 @@ from typing import Any
 
 from onnxlm.cli.terminal import note, print_json, size
 from onnxlm.package import Package
-from onnxlm.quality import COLLAPSED_KL, COLLAPSED_TOP1
 
 
 def print_package(package: Package, as_json: bool) -> None:
@@ -37,6 +36,8 @@ def print_package(package: Package, as_json: bool) -> None:
 
 def collapsed(quality: Mapping[str, float]) -> bool:
     """Whether recorded figures, through prefill or through decode, are those of a useless package."""
+    from onnxlm.quality import COLLAPSED_KL, COLLAPSED_TOP1
+
     return any(
         quality.get(f"{path}_kl", 0.0) > COLLAPSED_KL
         or quality.get(f"{path}_top1", 1.0) < COLLAPSED_TOP1
