@@ -35,7 +35,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from onnxlm import package_swap
+from onnxlm import io_spec, package_swap
 from onnxlm.cache import cache_dir
 from onnxlm.errors import OnnxlmError, PackageError
 from onnxlm.package import Package
@@ -151,11 +151,15 @@ def _cached_files(entry: Path, own: Mapping[str, Path]) -> dict[str, Path]:
 def open_files(prepared: PreparedGraphs, config: SessionConfig) -> dict[str, ort.InferenceSession]:
     """Open all files at once: packing takes one thread a session, and Python's lock is not held."""
 
-    def open_one(path: Path) -> ort.InferenceSession:
-        return open_session(path, config, prepared.session_options(config))
+    def open_one(name: str, path: Path) -> ort.InferenceSession:
+        options = prepared.session_options(config)
+        if name == io_spec.PREFILL:
+            # Its threads would go on spinning for a while after a prompt, on the cores that decode wants.
+            options.add_session_config_entry("session.force_spinning_stop", "1")
+        return open_session(path, config, options)
 
     with ThreadPoolExecutor(len(prepared.paths)) as threads:
-        opened = threads.map(open_one, prepared.paths.values())
+        opened = threads.map(open_one, prepared.paths, prepared.paths.values())
         sessions = dict(zip(prepared.paths, opened, strict=True))
     if prepared.cached:
         data = next(iter(prepared.paths.values())).with_name(DATA_NAME)
