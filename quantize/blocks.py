@@ -20,21 +20,6 @@ from onnxlm.quantized_tensor import QuantizedTensor
 Float = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
-BITS = (4, 8)
-BLOCK_SIZES = (16, 32, 64, 128, 256)
-
-
-def check_block_format(bits: int, block_size: int) -> None:
-    """Refuse what the kernels cannot read, before any work is done.
-
-    Raises:
-        QuantizationError: `bits` or `block_size` is outside the kernels' lists.
-    """
-    if bits not in BITS:
-        raise QuantizationError("bits of a weight code", found=bits, allowed=BITS)
-    if block_size not in BLOCK_SIZES:
-        raise QuantizationError("block_size", found=block_size, allowed=BLOCK_SIZES)
-
 
 def block_count(columns: int, block_size: int) -> int:
     """ceil(columns / block_size)."""
@@ -137,22 +122,6 @@ def pack_matmul(tensor: QuantizedTensor) -> Bytes:
     if pad:
         codes = np.pad(codes, ((0, 0), (0, pad)), constant_values=2 ** (tensor.bits - 1))
     return _pack(codes, tensor.bits).reshape(rows, -1, size * tensor.bits // 8)
-
-
-def pack_gather(tensor: QuantizedTensor) -> Bytes:
-    """GatherBlockQuantized's data: uint8 [N, K * bits / 8].
-
-    Equal bytes to `pack_matmul` when block_size divides K, so that a tied head can share them.
-
-    Raises:
-        QuantizationError: K codes do not fill whole bytes.
-    """
-    columns = tensor.shape[1]
-    if columns * tensor.bits % 8:
-        raise QuantizationError(
-            "width of a 4-bit embedding table", found=columns, allowed="even numbers"
-        )
-    return _pack(tensor.codes, tensor.bits)
 
 
 def unpack(data: Bytes, bits: int, columns: int) -> Bytes:

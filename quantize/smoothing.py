@@ -8,8 +8,8 @@ activations must cover shrinks.
 Source: Xiao et al., "SmoothQuant" (2022).
 
     x is read by              folded into            through
-    q_proj, k_proj, v_proj    the norm before them   `divide_norm`
-    gate_proj, up_proj        the norm before them   `divide_norm`
+    q_proj, k_proj, v_proj    the norm before them   `divide_rows`
+    gate_proj, up_proj        the norm before them   `divide_rows`
     o_proj                    v_proj rows            `divide_rows`, one scale a group of query heads
     down_proj                 up_proj rows           `divide_rows`
 """
@@ -83,18 +83,5 @@ def multiply_columns(weight: Float, scale: Float) -> Float:
 
 
 def divide_rows(weight: Float, scale: Float) -> Float:
-    """The linear layer that makes x: weight [K, M] or bias [K], each row divided by s [K]."""
+    """What makes x: a weight [K, M] row by row, or a bias or norm weight [K], divided by s [K]."""
     return weight / (scale[:, None] if weight.ndim == 2 else scale)
-
-
-def divide_norm(weight: Float, scale: Float, *, plus_one: bool = False) -> Float:
-    """The norm that makes x: weight [K] (or its bias) / s [K].
-
-    Args:
-        weight: [K].
-        scale: [K].
-        plus_one: Whether the norm multiplies by (1 + weight), as Gemma's does; not for a bias.
-    """
-    if plus_one:
-        return (np.float32(1) + weight) / scale - np.float32(1)
-    return weight / scale
