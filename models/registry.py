@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,6 +10,7 @@ from onnxlm.errors import ConfigError
 from onnxlm.models import architectures
 from onnxlm.models.config import ConfigReader, ModelConfig
 from onnxlm.models.layers.decoder import DecoderLM
+from onnxlm.plugins import Registry
 
 if TYPE_CHECKING:
     from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
@@ -58,9 +56,18 @@ class GgufFamily:
     flags: Mapping[str, str] = field(default_factory=dict)
 
 
+_ARCHITECTURES = Registry(
+    architectures.__name__,
+    "ARCHITECTURE",
+    Architecture,
+    "model_type is not supported",
+    ConfigError,
+)
+
+
 def architecture_names() -> list[str]:
     """Supported `model_type` values."""
-    return sorted(m.name for m in pkgutil.iter_modules(architectures.__path__))
+    return _ARCHITECTURES.names()
 
 
 def find_architecture(model_type: str) -> Architecture:
@@ -69,14 +76,4 @@ def find_architecture(model_type: str) -> Architecture:
     Raises:
         ConfigError: There is no such file (a broken file raises its own error).
     """
-    if not model_type.isidentifier() or model_type not in architecture_names():
-        raise ConfigError(
-            "model_type is not supported",
-            found=repr(model_type),
-            allowed=", ".join(architecture_names()),
-        )
-    module = importlib.import_module(f"{architectures.__name__}.{model_type}")
-    architecture = module.ARCHITECTURE
-    if not isinstance(architecture, Architecture):
-        raise TypeError(f"{module.__name__}.ARCHITECTURE is not an Architecture")
-    return architecture
+    return _ARCHITECTURES.find(model_type)

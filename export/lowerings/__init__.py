@@ -5,13 +5,12 @@ Each file exposes one `LOWERING`; the registry maps file name -> module.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from onnxlm.errors import ExportError
+from onnxlm.plugins import Registry
 
 
 @dataclass(frozen=True)
@@ -31,9 +30,12 @@ class Lowering:
     passes: tuple[str, ...] = ()
 
 
+_LOWERINGS = Registry(__name__, "LOWERING", Lowering, "lowering is not known", ExportError)
+
+
 def lowering_names() -> list[str]:
     """Available lowerings."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    return _LOWERINGS.names()
 
 
 def find_lowering(name: str) -> Lowering:
@@ -42,11 +44,4 @@ def find_lowering(name: str) -> Lowering:
     Raises:
         ExportError: There is none.
     """
-    if name not in lowering_names():
-        raise ExportError(
-            "lowering is not known", found=repr(name), allowed=", ".join(lowering_names())
-        )
-    lowering = importlib.import_module(f"{__name__}.{name}").LOWERING
-    if not isinstance(lowering, Lowering):
-        raise TypeError(f"{name}.LOWERING is not a Lowering")
-    return lowering
+    return _LOWERINGS.find(name)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxlm.errors import QuantizationError
+from onnxlm.plugins import Registry
 from onnxlm.quantize.calibration import Statistics
 from onnxlm.quantized_tensor import QuantizedTensor
 
@@ -40,9 +39,12 @@ class Scheme:
     summary: Mapping[str, Any] = field(default_factory=dict)
 
 
+_SCHEMES = Registry(__name__, "SCHEME", Scheme, "scheme is not known", QuantizationError)
+
+
 def scheme_names() -> list[str]:
     """Available schemes."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__))
+    return _SCHEMES.names()
 
 
 def find_scheme(name: str) -> Scheme:
@@ -51,11 +53,4 @@ def find_scheme(name: str) -> Scheme:
     Raises:
         QuantizationError: There is none.
     """
-    if name not in scheme_names():
-        raise QuantizationError(
-            "scheme is not known", found=repr(name), allowed=", ".join(scheme_names())
-        )
-    scheme = importlib.import_module(f"{__name__}.{name}").SCHEME
-    if not isinstance(scheme, Scheme):
-        raise TypeError(f"{name}.SCHEME is not a Scheme")
-    return scheme
+    return _SCHEMES.find(name)

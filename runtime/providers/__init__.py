@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +10,7 @@ from typing import Any
 import onnxruntime as ort
 
 from onnxlm.errors import ProviderError
+from onnxlm.plugins import Registry
 
 _SYSTEMS = {"linux": "Linux", "win32": "Windows", "darwin": "macOS"}
 
@@ -46,9 +45,14 @@ class Provider:
         return self.missing()
 
 
+_PROVIDERS = Registry(
+    __name__, "PROVIDER", Provider, "execution provider is not known", ProviderError
+)
+
+
 def provider_names() -> list[str]:
     """Names a user may ask for."""
-    return sorted(m.name for m in pkgutil.iter_modules(__path__))
+    return _PROVIDERS.names()
 
 
 def find_provider(name: str) -> Provider:
@@ -57,14 +61,7 @@ def find_provider(name: str) -> Provider:
     Raises:
         ProviderError: There is no such file.
     """
-    if name not in provider_names():
-        raise ProviderError(
-            "execution provider is not known", found=repr(name), allowed=", ".join(provider_names())
-        )
-    provider = importlib.import_module(f"{__name__}.{name}").PROVIDER
-    if not isinstance(provider, Provider):
-        raise TypeError(f"{name}.PROVIDER is not a Provider")
-    return provider
+    return _PROVIDERS.find(name)
 
 
 def require_provider(name: str) -> Provider:
