@@ -16,32 +16,38 @@ class Statistics:
 
     Attributes:
         abs_max: max|x_j|, float32 [K].
-        tokens: Tokens seen.
         hessian: Sum over the tokens of x x^T * K / |x|^2, float32 [K, K]; None when not gathered. Each token
             weighs the same: the few that are hundreds of times larger would drown all others.
+        factor: What the input is now multiplied by before it is read, float32 [K].
     """
 
     abs_max: Floats
-    tokens: int = 0
+    factor: Floats
     hessian: Floats | None = None
 
     @classmethod
-    def empty(cls, width: int, hessian: bool = False) -> Statistics:
+    def empty(cls, width: int) -> Statistics:
         """Nothing seen yet of an input of K = `width` channels."""
-        moments = np.zeros((width, width), dtype=np.float32) if hessian else None
-        return cls(np.zeros(width, dtype=np.float32), 0, moments)
+        return cls(np.zeros(width, dtype=np.float32), np.ones(width, dtype=np.float32))
 
-    def add(self, x: Floats) -> None:
-        """Take in float32 [tokens, K]."""
-        self.abs_max = np.maximum(self.abs_max, np.abs(x).max(axis=0))
-        self.tokens += x.shape[0]
-        if self.hessian is not None:
-            size = np.square(x).sum(axis=1, keepdims=True)
-            weighted = x * np.divide(x.shape[1], size, out=np.zeros_like(size), where=size > 0)
-            self.hessian += x.T @ weighted
+    def add_range(self, x: Floats) -> None:
+        """Widen the ranges by float32 [tokens, K]."""
+        self.abs_max = np.maximum(self.abs_max, np.abs(x).max(axis=0) * self.factor)
+
+    def add_moments(self, x: Floats) -> None:
+        """Add the second moments of float32 [tokens, K]."""
+        size = np.square(x).sum(axis=1, keepdims=True)
+        share = np.divide(x.shape[1], size, out=np.zeros_like(size), where=size > 0)
+        read = x * self.factor
+        moments = read.T @ (read * share)
+        if self.hessian is None:
+            self.hessian = moments
+        else:
+            self.hessian += moments
 
     def rescale(self, factor: Floats) -> None:
         """Become the statistics of x * factor, factor [K] above 0."""
+        self.factor = self.factor * factor
         self.abs_max = self.abs_max * factor
         if self.hessian is not None:
             self.hessian *= np.outer(factor, factor)

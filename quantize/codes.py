@@ -13,6 +13,7 @@ from onnxlm.errors import QuantizationError
 from onnxlm.graphs.linear import linears
 from onnxlm.progress import Progress
 from onnxlm.quantize.calibration import Statistics
+from onnxlm.quantize.observed import Observed
 from onnxlm.quantize.row import RowQuantized, quantize_rows
 from onnxlm.quantize.schemes import Scheme
 from onnxlm.quantize.smoothed import Smoothing, smooth
@@ -76,7 +77,7 @@ def make_codes(
     scheme: Scheme,
     parameters: Parameters,
     given: Mapping[str, QuantizedTensor],
-    seen: dict[str, Statistics],
+    observed: Observed,
     prefill_rows: bool,
     progress: Progress,
 ) -> Codes:
@@ -87,7 +88,7 @@ def make_codes(
         scheme: How.
         parameters: The weights, smoothed.
         given: Codes that are taken over, by weight.
-        seen: Statistics by input name; each is forgotten once used.
+        observed: Statistics of the inputs.
         prefill_rows: Whether to make the one-scale-per-row form too.
         progress: Told of the layers done.
     """
@@ -106,7 +107,7 @@ def make_codes(
     inputs = linear_inputs(graph)
     for done, item in enumerate(inputs):
         progress("quantize", done, len(inputs))
-        statistics = seen.pop(item.name, None)
+        statistics = observed.take(item.name)
         for name in dict.fromkeys(linear.name for linear in item.linears):
             make(name, statistics)
             # Not the head, which runs for one token a row; and not what reads act(gate) * up, whose channels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -19,13 +19,13 @@ from onnxlm.graphs.weights_file import write_graphs
 from onnxlm.manifest import Manifest, QuantizationSpec
 from onnxlm.package import Package, PackageWriter, check_destination, open_package
 from onnxlm.progress import Progress, silent
-from onnxlm.quantize.calibrating import observe
-from onnxlm.quantize.calibration import Statistics
+from onnxlm.quantize.calibrating import Observer, observe
 from onnxlm.quantize.codes import Codes, Parameters, make_codes, smooth_parameters
 from onnxlm.quantize.given import merge_given
+from onnxlm.quantize.observed import Observed
 from onnxlm.quantize.rewrite import LOWERINGS, Rewriter
 from onnxlm.quantize.schemes import Scheme, find_scheme
-from onnxlm.quantize.structure import linear_inputs
+from onnxlm.quantize.structure import LinearInput, linear_inputs
 from onnxlm.quantized_tensor import QuantizedTensor
 
 _WINDOW = 512
@@ -119,25 +119,40 @@ def _codes(
     graph = graphs[io_spec.DECODE].graph
     inputs = linear_inputs(graph)
     parameters = Parameters(graph)
-    seen: dict[str, Statistics] = {}
+    observed = _observed(source, graphs, scheme, inputs, given, options, progress)
+    if scheme.smoothing is not None:
+        smooth_parameters(parameters, inputs, given, observed.ranges, scheme.smoothing)
+    return make_codes(graph, scheme, parameters, given, observed, options.prefill_rows, progress)
+
+
+def _observed(
+    source: Package,
+    graphs: Mapping[str, ir.Model],
+    scheme: Scheme,
+    inputs: Sequence[LinearInput],
+    given: Mapping[str, QuantizedTensor],
+    options: QuantizeOptions,
+    progress: Progress,
+) -> Observed:
+    """What the scheme wants to know of the linears' inputs; nothing where all codes are given."""
     wanted = scheme.hessian or scheme.smoothing is not None
-    if wanted and not all(lin.name in given for item in inputs for lin in item.linears):
-        windows = _windows(source, options.calibration_text)
-        for item in inputs:
-            columns = item.linears[0].shape[1]
-            seen[item.name] = Statistics.empty(columns, hessian=scheme.hessian)
+    if not wanted or all(lin.name in given for item in inputs for lin in item.linears):
+        return Observed(lambda names, observer: None, {}, moments=False)
+    windows = _windows(source, options.calibration_text)
+
+    def run(names: Sequence[str], observer: Observer) -> None:
         observe(
             graphs[io_spec.PREFILL],
             source.path,
-            list(seen),
+            names,
             windows,
             source.manifest.states,
-            lambda name, values: seen[name].add(values),
+            observer,
             progress,
         )
-    if scheme.smoothing is not None:
-        smooth_parameters(parameters, inputs, given, seen, scheme.smoothing)
-    return make_codes(graph, scheme, parameters, given, seen, options.prefill_rows, progress)
+
+    widths = {item.name: item.linears[0].shape[1] for item in inputs}
+    return Observed(run, widths, moments=scheme.hessian)
 
 
 def _windows(source: Package, text: str | None) -> list[list[int]]:

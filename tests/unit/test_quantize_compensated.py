@@ -20,9 +20,9 @@ def correlated(columns: int, tokens: int = 512) -> np.ndarray:
 
 
 def moments(x: np.ndarray) -> np.ndarray:
-    statistics = Statistics.empty(x.shape[1], hessian=True)
+    statistics = Statistics.empty(x.shape[1])
     for part in np.array_split(x, 3):
-        statistics.add(part)
+        statistics.add_moments(part)
     assert statistics.hessian is not None
     return statistics.hessian
 

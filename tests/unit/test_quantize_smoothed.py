@@ -55,7 +55,7 @@ def apply(model: ir.Model, smoothing: Smoothing) -> ir.Model:
 def outliers(width: int) -> Statistics:
     """Channels that range over four decades."""
     seen = Statistics.empty(width)
-    seen.add(np.geomspace(1e-2, 1e2, width, dtype=np.float32)[None])
+    seen.add_range(np.geomspace(1e-2, 1e2, width, dtype=np.float32)[None])
     return seen
 
 
