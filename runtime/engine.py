@@ -5,6 +5,7 @@ Shapes: B rows, S new tokens a row, P cached columns, T = P + S, V vocabulary si
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,10 @@ Floats = NDArray[np.float32]
 # Tokens of a prompt that run at once: activations stay bounded, matrix products stay large.
 PREFILL_CHUNK = 512
 _CPU: Device = ("cpu", 0)
+
+
+class PromptCancelledError(Exception):
+    """A prompt was given up between two chunks; those that have run are cached."""
 
 
 @dataclass(frozen=True)
@@ -57,11 +62,13 @@ class Batch:
         rows: B.
         cache: Key and value buffers, and how many tokens of each row they hold.
         tokens: int64 [B, 1], the tokens that the next decode step reads; a greedy step overwrites them.
+        cancelled: Once set, by any thread, a prompt ends behind the chunk that runs.
     """
 
     def __init__(self, sessions: Sessions, rows: int) -> None:
         self._sessions = sessions
         self.rows = rows
+        self.cancelled = threading.Event()
         self.cache = new_cache(sessions.states, rows, sessions.context_length, sessions.device)
         self.tokens = _buffer(np.zeros((rows, 1), dtype=np.int64), sessions.device)
         self._logits: ort.OrtValue | None = None
@@ -101,6 +108,8 @@ class Batch:
         results: NDArray[Any] | None = None
         start = 0
         while start < longest:
+            if start and self.cancelled.is_set():
+                raise PromptCancelledError
             room = self.cache.room(counts > start)
             end = min(start + (keep or PREFILL_CHUNK), start + room, longest)
             real = np.arange(start, end) < counts[:, None]
@@ -185,6 +194,12 @@ class Batch:
         """
         ids = check_token_ids(tokens, self._sessions.vocab_size)
         self.tokens.update_inplace(ids.reshape(self.rows, 1))
+
+    def fork(self) -> Batch:
+        """Another batch that holds the same tokens; from here on the two share nothing."""
+        other = Batch(self._sessions, self.rows)
+        other.cache = self.cache.fork()
+        return other
 
     def rewind(self, lengths: int | Ids) -> None:
         """Forget all but the first tokens of each row, int64 [B] or one number for all.

@@ -76,6 +76,9 @@ class KVCache(Protocol):
     def rewind(self, lengths: Ids) -> None:
         """Forget what each row has behind its first tokens, int64 [B]."""
 
+    def fork(self) -> KVCache:
+        """A cache that holds the same tokens; no later call on one shows in the other."""
+
 
 class InPlaceCache:
     """Past and present are one buffer, which grows in steps and never to the context limit up front.
@@ -180,6 +183,15 @@ class InPlaceCache:
         self._lengths = lengths.tolist()
         self._step_mask = None
 
+    def fork(self) -> InPlaceCache:
+        """The columns that hold tokens, in new buffers."""
+        rows = len(self._lengths)
+        other = InPlaceCache(self._states, rows, self._context_length, self._device)
+        other._lengths = list(self._lengths)
+        other.buffers = dict(self.buffers)
+        other.grow(0)
+        return other
+
     def _columns(self, new: int) -> int:
         """Columns that a call with so many new ones needs."""
         return min(max(self._lengths) + new, self._context_length)
@@ -261,6 +273,13 @@ class AppendCache:
                     np.ascontiguousarray(shorter), *self._device
                 )
         self._mask = mask[:, :width]
+
+    def fork(self) -> AppendCache:
+        """The same buffers: nothing is ever written into one, a call makes new ones."""
+        other = AppendCache(self._states, len(self._mask), self._device)
+        other._mask = self._mask
+        other.buffers = dict(self.buffers)
+        return other
 
 
 def new_cache(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -13,7 +14,7 @@ from onnxlm import io_spec
 from onnxlm.errors import InputError
 from onnxlm.package import Package, open_package
 from onnxlm.runtime.chat import Chat
-from onnxlm.runtime.engine import PREFILL_CHUNK, Batch, Floats, Sessions
+from onnxlm.runtime.engine import PREFILL_CHUNK, Batch, Floats, PromptCancelledError, Sessions
 from onnxlm.runtime.generate import Timings, token_steps
 from onnxlm.runtime.prepacked import PreparedGraphs, open_files, open_graphs, own_files
 from onnxlm.runtime.providers import find_provider
@@ -21,6 +22,7 @@ from onnxlm.runtime.sampling_params import SamplingParams
 from onnxlm.runtime.session import SessionConfig, provider_in_use
 from onnxlm.runtime.stopping import RowStops, StopReason, read_eos_token_ids
 from onnxlm.runtime.streaming import TextStream
+from onnxlm.runtime.text_iterator import AsyncTextIterator, TextIterator
 from onnxlm.runtime.tokenizer import Tokenizer, check_token_ids
 
 Prompt = str | Sequence[int]
@@ -33,7 +35,7 @@ class Generation:
     Attributes:
         text: The new text, special tokens left out.
         token_ids: The new ids, an end-of-text token included.
-        finish_reason: Why it ended; None while it runs, and when its reader left before the end.
+        finish_reason: Why it ended; None while it runs.
         prompt_tokens: Tokens that ran before the first new one.
         ttft_s: Seconds to the first token.
         decode_tokens_per_s: New tokens after the first, all rows together, by the seconds they took.
@@ -45,28 +47,6 @@ class Generation:
     prompt_tokens: int
     ttft_s: float
     decode_tokens_per_s: float
-
-
-class TextIterator(Iterator[str]):
-    """Text as it comes; `result` tells the rest once it has ended."""
-
-    def __init__(
-        self, chunks: Generator[str, None, None], result: Callable[[], Generation]
-    ) -> None:
-        self._chunks = chunks
-        self._result = result
-
-    def __next__(self) -> str:
-        return next(self._chunks)
-
-    def close(self) -> None:
-        """End it here, if it still runs."""
-        self._chunks.close()
-
-    @property
-    def result(self) -> Generation:
-        """The whole generation so far; complete after the last piece of text."""
-        return self._result()
 
 
 class LanguageModel:
@@ -132,12 +112,16 @@ class LanguageModel:
         ids, params = self.encode(prompt), self.sampling_params(fields)
         return self.stream_after(Batch(self.sessions, 1), ids, params)
 
+    def astream(self, prompt: Prompt, **fields: Any) -> AsyncTextIterator:
+        """As `stream`, for `async for`: the steps run in a worker thread, and end when the loop is left."""
+        return AsyncTextIterator(self.stream(prompt, **fields))
+
     def stream_after(
         self, batch: Batch, ids: Sequence[int], params: SamplingParams
     ) -> TextIterator:
         """Continue what `batch` (of one row) holds with new tokens `ids`."""
         run = _Run(self, batch, [list(ids)], params)
-        return TextIterator(run.text(0), lambda: run.result(0))
+        return TextIterator(run.text(0), lambda: run.result(0), run.cancelled)
 
     def chat(self, system: str | None = None) -> Chat:
         """Begin a conversation, whose turns share one cache.
@@ -197,7 +181,11 @@ class LanguageModel:
 
 
 class _Run:
-    """One generation of a batch, from prompts to results."""
+    """One generation of a batch, from prompts to results.
+
+    Attributes:
+        cancelled: Once set, by any thread, no step runs any more.
+    """
 
     def __init__(
         self,
@@ -210,6 +198,7 @@ class _Run:
         room = [
             context - int(held) - len(row) for held, row in zip(batch.lengths, rows, strict=True)
         ]
+        self.cancelled = batch.cancelled = threading.Event()
         self._stops = RowStops(model.eos_token_ids, params.max_new_tokens, room)
         self._timings = Timings()
         self._ids: list[list[int]] = [[] for _ in rows]
@@ -219,7 +208,11 @@ class _Run:
 
     def steps(self) -> Iterator[None]:
         """Advance token by token."""
-        for tokens, live in self._steps:
+        while not self.cancelled.is_set():
+            try:
+                tokens, live = next(self._steps)
+            except (StopIteration, PromptCancelledError):
+                return
             for row in np.flatnonzero(live):
                 self._ids[row].append(int(tokens[row]))
             yield
@@ -242,7 +235,8 @@ class _Run:
         return Generation(
             text=self._tokenizer.decode(ids),
             token_ids=ids,
-            finish_reason=self._stops.reasons[row],
+            finish_reason=self._stops.reasons[row]
+            or ("cancelled" if self.cancelled.is_set() else None),
             prompt_tokens=len(self._prompts[row]),
             ttft_s=self._timings.ttft_s,
             decode_tokens_per_s=made / spent if spent else 0.0,

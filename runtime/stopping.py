@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from onnxlm.errors import InputError, PackageError
 from onnxlm.runtime.tokenizer import Tokenizer
 
-# "eos": the model ended the text; "length": max_new_tokens were made; "context": no position is left.
-StopReason = Literal["eos", "length", "context"]
+# "eos": the model ended the text; "length": max_new_tokens were made; "context": no position is left;
+# "cancelled": who wanted the text wants no more of it.
+StopReason = Literal["eos", "length", "context", "cancelled"]
 
 _CONFIG_FILES = ("config.json", "generation_config.json")
 

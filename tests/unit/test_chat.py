@@ -53,6 +53,8 @@ class Watched:
         ids = rendered(self.chat.messages[:-1])
         for _ in zip(range(take), reply, strict=False):
             pass
+        if reply.result.finish_reason is None:
+            reply.close()
         result = reply.result
         assert result.prompt_tokens == len(ids) - min(common(self.held, ids), len(ids) - 1)
         whole = [*ids, *result.token_ids]
@@ -96,7 +98,7 @@ def test_turns_that_end_by_id() -> None:
 def test_turns_whose_answer_is_left(lowering: str, take: int) -> None:
     watched = Watched(loaded(hot_package(lowering).path))
     first = watched.turn("Hello", take=take, max_new_tokens=50)
-    assert first.result.finish_reason is None
+    assert first.result.finish_reason == "cancelled"
     assert len(first.result.token_ids) <= take + 1
     second = watched.turn("And then?", max_new_tokens=5)
     assert list(first) == []  # it ended when the next began

@@ -246,7 +246,7 @@ def test_a_stream_tells_how_far_it_is() -> None:
     assert (stream.result.text, stream.result.finish_reason) == ("CD", None)
     stream.close()
     assert list(stream) == []
-    assert (stream.result.text, stream.result.finish_reason) == ("CD", None)
+    assert (stream.result.text, stream.result.finish_reason) == ("CD", "cancelled")
 
 
 def test_a_stream_stopped_from_another_thread_leaves_the_model_as_it_was() -> None:
