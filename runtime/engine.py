@@ -217,6 +217,19 @@ class Batch:
         if (wanted < self.lengths).any():
             self.cache.rewind(wanted)
 
+    def reorder(self, rows: Ids) -> None:
+        """Let row i go on from what row `rows[i]` holds, int64 [new B]; a row may be taken several times.
+
+        Every row must hold tokens. What the next step reads is to be set anew.
+        """
+        if rows.size != self.rows or self._sessions.device != _CPU:  # buffers become others
+            self._bindings.clear()
+            self._logits = None
+            self.rows = rows.size
+            tokens = np.zeros((self.rows, 1), dtype=np.int64)
+            self.tokens = _buffer(tokens, self._sessions.device)
+        self.cache.reorder(rows)
+
     def inputs(
         self, rows: Sequence[Sequence[int]], graph: str = io_spec.PREFILL
     ) -> dict[str, NDArray[Any]]:

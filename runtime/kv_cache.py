@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from onnxlm import io_spec
 from onnxlm.io_spec import StateSpec
+from onnxlm.runtime.cache_rows import reordered
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -75,6 +76,9 @@ class KVCache(Protocol):
 
     def rewind(self, lengths: Ids) -> None:
         """Forget what each row has behind its first tokens, int64 [B]."""
+
+    def reorder(self, rows: Ids) -> None:
+        """Let row i go on from what row `rows[i]` holds, int64 [new B]; a row that stays is not copied."""
 
     def fork(self) -> KVCache:
         """A cache that holds the same tokens; no later call on one shows in the other."""
@@ -183,6 +187,18 @@ class InPlaceCache:
         self._lengths = lengths.tolist()
         self._step_mask = None
 
+    def reorder(self, rows: Ids) -> None:
+        """Copy rows that move, as far as any row reaches."""
+        used = max(self._lengths)
+        for state in self._states:
+            self.buffers[state.past] = reordered(
+                self.buffers[state.past], state, rows, used, self._device
+            )
+        lengths = [self._lengths[row] for row in rows]
+        if lengths != self._lengths:
+            self._lengths = lengths
+            self._step_mask = None
+
     def fork(self) -> InPlaceCache:
         """The columns that hold tokens, in new buffers."""
         rows = len(self._lengths)
@@ -273,6 +289,14 @@ class AppendCache:
                     np.ascontiguousarray(shorter), *self._device
                 )
         self._mask = mask[:, :width]
+
+    def reorder(self, rows: Ids) -> None:
+        """Copy rows that move, their padding too."""
+        for state in self._states:
+            self.buffers[state.past] = reordered(
+                self.buffers[state.past], state, rows, self._mask.shape[1], self._device
+            )
+        self._mask = self._mask[rows]
 
     def fork(self) -> AppendCache:
         """The same buffers: nothing is ever written into one, a call makes new ones."""
