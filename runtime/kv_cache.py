@@ -299,10 +299,13 @@ class AppendCache:
         self._mask = self._mask[rows]
 
     def fork(self) -> AppendCache:
-        """The same buffers: nothing is ever written into one, a call makes new ones."""
+        """The same columns, padding too, in new buffers."""
         other = AppendCache(self._states, len(self._mask), self._device)
         other._mask = self._mask
-        other.buffers = dict(self.buffers)
+        other.buffers = {
+            name: ort.OrtValue.ortvalue_from_numpy(buffer.numpy().copy(), *self._device)
+            for name, buffer in self.buffers.items()
+        }
         return other
 
 
