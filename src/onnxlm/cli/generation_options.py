@@ -1,0 +1,65 @@
+"""Options of every command that generates: how tokens are chosen, and what runs the package."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from onnxlm.runtime import Generation, LanguageModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """Fields of `SamplingParams`, by the same names. What is not given is as the package recommends."""
+
+    max_new_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 256
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None
+    top_k: Annotated[
+        int | None, typer.Option(help="Draw from this many of the likeliest tokens; 0 is all.")
+    ] = None
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Draw from the fewest tokens that hold this much of the probability."),
+    ] = None
+    seed: Annotated[int | None, typer.Option(help="Makes draws repeatable.")] = None
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """What `LanguageModel.generate` takes."""
+        return {field.name: getattr(self, field.name) for field in fields(SamplingOptions)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOptions:
+    """Where a package runs."""
+
+    provider: Annotated[str, typer.Option(help="Execution provider, see `onnxlm providers`.")] = (
+        "cpu"
+    )
+    threads: Annotated[int, typer.Option(min=0, help="Threads; 0 is all cores.")] = 0
+    allow_fallback: Annotated[
+        bool, typer.Option("--allow-fallback", help="Run on the CPU where the provider cannot.")
+    ] = False
+
+    def load(self, package: Path) -> LanguageModel:
+        """Open a package there."""
+        from onnxlm.runtime import load
+
+        return load(
+            package,
+            provider=self.provider,
+            threads=self.threads,
+            allow_fallback=self.allow_fallback,
+        )
+
+
+def speed_line(result: Generation, provider: str) -> str:
+    """One line on a generation that has ended."""
+    return (
+        f"{provider}: TTFT {result.ttft_s * 1e3:.0f} ms for {result.prompt_tokens} prompt tokens, "
+        f"{result.decode_tokens_per_s:.1f} tok/s, {len(result.token_ids)} new tokens "
+        f"(ended by {result.finish_reason})"
+    )
