@@ -5,6 +5,7 @@ Shapes: B rows, S new tokens a row, P cached columns, T = P + S, V vocabulary si
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,13 +18,17 @@ from numpy.typing import NDArray
 from onnxlm import io_spec
 from onnxlm.errors import InputError
 from onnxlm.io_spec import StateSpec
-from onnxlm.runtime.kv_cache import Device, Flags, Ids, new_cache
+from onnxlm.progress import Progress, silent
+from onnxlm.runtime.kv_cache import Device, Flags, Ids, bind_rows, new_cache
+from onnxlm.runtime.row_places import RowPlaces
 from onnxlm.runtime.tokenizer import check_token_ids
 
 Floats = NDArray[np.float32]
 
 # Tokens of a prompt that run at once: activations stay bounded, matrix products stay large.
 PREFILL_CHUNK = 512
+# The same of all rows together, and the fewest columns that makes of it.
+_CALL_TOKENS, _FEWEST_COLUMNS = 2048, 64
 _CPU: Device = ("cpu", 0)
 
 
@@ -42,6 +47,7 @@ class Sessions:
         vocab_size: V.
         context_length: Most positions of a row.
         device: Device type and number of the buffers.
+        kv_budget: Most bytes of one batch's cache; None for as much as the machine has.
     """
 
     prefill: ort.InferenceSession
@@ -50,6 +56,7 @@ class Sessions:
     vocab_size: int
     context_length: int
     device: Device = _CPU
+    kv_budget: int | None = None
 
 
 class Batch:
@@ -60,25 +67,31 @@ class Batch:
 
     Attributes:
         rows: B.
-        cache: Key and value buffers, and how many tokens of each row they hold.
-        tokens: int64 [B, 1], the tokens that the next decode step reads; a greedy step overwrites them.
+        cache: Key and value buffers, and how many tokens they hold; rows lie as `_places` says.
         cancelled: Once set, by any thread, a prompt ends behind the chunk that runs.
+        progress: Told how many columns of a prompt have run, chunk by chunk.
     """
 
     def __init__(self, sessions: Sessions, rows: int) -> None:
         self._sessions = sessions
         self.rows = rows
         self.cancelled = threading.Event()
-        self.cache = new_cache(sessions.states, rows, sessions.context_length, sessions.device)
-        self.tokens = _buffer(np.zeros((rows, 1), dtype=np.int64), sessions.device)
+        self.progress: Progress = silent
+        self.cache = new_cache(
+            sessions.states, rows, sessions.context_length, sessions.device, sessions.kv_budget
+        )
+        self._places = RowPlaces(rows)
+        # [B, 1] by place, what the next decode step reads; a greedy step overwrites it.
+        self._tokens = _buffer(np.zeros((rows, 1), dtype=np.int64), sessions.device)
         self._logits: ort.OrtValue | None = None
-        # Of decode steps, by what they put out, and their masks; they hold on to the cache's buffers.
-        self._bindings: dict[str, tuple[ort.IOBinding, Ids]] = {}
+        # Of decode steps, by what they put out and how many rows they run, and their masks; they hold on to
+        # the cache's buffers.
+        self._bindings: dict[tuple[str, int], tuple[ort.IOBinding, Ids]] = {}
 
     @property
     def lengths(self) -> Ids:
         """int64 [B], tokens of each row that are cached."""
-        return self.cache.lengths
+        return self._places.by_row(self.cache.lengths)
 
     def prefill_tokens(self, rows: Sequence[Sequence[int]]) -> Ids:
         """Run new tokens of every row behind what is cached; the arg-max behind each row, int64 [B].
@@ -99,27 +112,50 @@ class Batch:
         logits: Floats = self._prefill([ids], io_spec.LOGITS, keep=len(ids))[0]
         return logits
 
+    def extend_logits(self, rows: Sequence[Sequence[int]]) -> Floats:
+        """Run new tokens of some rows at once; the logits behind every one of them.
+
+        Args:
+            rows: New tokens of each row; none of a row that does not go on.
+
+        Returns:
+            float32 [B, S, V], flush right: of a row with n tokens, the last n count.
+        """
+        longest = max(map(len, rows))
+        logits: Floats = self._prefill(rows, io_spec.LOGITS, keep=longest, some=True)
+        return logits
+
     def _prefill(
-        self, rows: Sequence[Sequence[int]], output: str, keep: int | None = None
+        self,
+        rows: Sequence[Sequence[int]],
+        output: str,
+        keep: int | None = None,
+        some: bool = False,
     ) -> NDArray[Any]:
         """Run the rows in chunks, or in one of which `keep` logits are wanted; `output` behind each row."""
-        ids, counts = self._padded(rows)
+        ids, counts = self._padded(rows, some)
         longest = ids.shape[1]
+        self._make_room(longest)  # refused before any work is done
         results: NDArray[Any] | None = None
         start = 0
         while start < longest:
             if start and self.cancelled.is_set():
                 raise PromptCancelledError
-            room = self.cache.room(counts > start)
-            end = min(start + (keep or PREFILL_CHUNK), start + room, longest)
-            real = np.arange(start, end) < counts[:, None]
-            result = self._run_chunk(ids[:, start:end], real, output, keep)
-            if results is None:
+            self._choose((counts > start).tolist())
+            order = self._places.rows[: self.cache.running]
+            room = self.cache.room(counts[order] > start)
+            end = min(start + (keep or _columns_of(len(order))), start + room, longest)
+            real = np.arange(start, end) < counts[order, None]
+            result = self._run_chunk(ids[order, start:end], real, output, keep)
+            if len(order) == 1 == self.rows:
                 results = result
             else:
+                if results is None:
+                    results = np.zeros((self.rows, *result.shape[1:]), dtype=result.dtype)
                 here = real[:, 0]  # rows that have ended keep what their last chunk said
-                results[here] = result[here]
+                results[order[here]] = result[here]
             start = end
+            self.progress("prompt", end, longest)
         assert results is not None
         return results
 
@@ -154,8 +190,7 @@ class Batch:
             InputError: The context is full.
         """
         self._step(io_spec.NEXT_TOKENS, live)
-        tokens: Ids = self.tokens.numpy()[:, 0].copy()
-        return tokens
+        return self._places.by_row(self._tokens.numpy()[:, 0]).copy()
 
     def decode_logits(self, live: Flags | None = None) -> Floats:
         """One step whose next token is chosen elsewhere: run `tokens` and leave them alone.
@@ -164,27 +199,40 @@ class Batch:
             live: As in `decode_tokens`.
 
         Returns:
-            float32 [B, V], a view that the next step overwrites.
+            float32 [B, V], which may be a view that the next step overwrites.
 
         Raises:
             InputError: The context is full.
         """
         self._step(io_spec.LOGITS, live)
         assert self._logits is not None
-        logits: Floats = self._logits.numpy()[:, 0]
-        return logits
+        return self._places.by_row(self._logits.numpy()[:, 0])
 
     def _step(self, output: str, live: Flags | None) -> None:
-        counts = [1] * self.rows if live is None else live.tolist()
-        self._check_room(counts)
+        alive = [True] * self.rows if live is None else live.tolist()
+        self._check_room(alive)
         self._make_room(1)
-        mask = self.cache.step_mask(counts)
-        binding, bound = self._bindings.get(output) or (self._bind_step(output), None)
+        self._choose(alive)
+        running = self.cache.running
+        mask = self.cache.step_mask(alive if running == self.rows else [1] * running)
+        key = (output, running)
+        binding, bound = self._bindings.get(key) or (self._bind_step(output), None)
         if bound is not mask or self._sessions.device != _CPU:  # a device is given a copy
             binding.bind_cpu_input(io_spec.ATTENTION_MASK, mask)
-            self._bindings[output] = (binding, mask)
+            self._bindings[key] = (binding, mask)
         self._sessions.decode.run_with_iobinding(binding)
         self.cache.commit(binding)
+
+    def _choose(self, live: Sequence[bool]) -> None:
+        """Have the next call run the marked rows only, where the cache can leave rows out."""
+        if not self.cache.partial:
+            return
+        moves = self._places.arrange(live)
+        if moves is not None:
+            self.cache.reorder(moves)
+            tokens = self._tokens.numpy()
+            tokens[:] = tokens[moves]
+        self.cache.run_first(self._places.running)
 
     def set_tokens(self, tokens: Sequence[int] | Ids) -> None:
         """Choose the tokens that the next step reads, [B].
@@ -193,12 +241,13 @@ class Batch:
             InputError: An id is out of bounds.
         """
         ids = check_token_ids(tokens, self._sessions.vocab_size)
-        self.tokens.update_inplace(ids.reshape(self.rows, 1))
+        self._tokens.update_inplace(ids[self._places.rows].reshape(self.rows, 1))
 
     def fork(self) -> Batch:
         """Another batch that holds the same tokens; from here on the two share nothing."""
         other = Batch(self._sessions, self.rows)
         other.cache = self.cache.fork()
+        other._places = copy.deepcopy(self._places)
         return other
 
     def rewind(self, lengths: int | Ids) -> None:
@@ -215,7 +264,7 @@ class Batch:
                 allowed=f"0 to {self.lengths.tolist()}",
             )
         if (wanted < self.lengths).any():
-            self.cache.rewind(wanted)
+            self.cache.rewind(wanted[self._places.rows])
 
     def reorder(self, rows: Ids) -> None:
         """Let row i go on from what row `rows[i]` holds, int64 [new B]; a row may be taken several times.
@@ -227,8 +276,9 @@ class Batch:
             self._logits = None
             self.rows = rows.size
             tokens = np.zeros((self.rows, 1), dtype=np.int64)
-            self.tokens = _buffer(tokens, self._sessions.device)
-        self.cache.reorder(rows)
+            self._tokens = _buffer(tokens, self._sessions.device)
+        self.cache.reorder(self._places.places[rows])
+        self._places = RowPlaces(self.rows)
 
     def inputs(
         self, rows: Sequence[Sequence[int]], graph: str = io_spec.PREFILL
@@ -244,20 +294,28 @@ class Batch:
         """
         ids, counts = self._padded(rows)
         self._make_room(ids.shape[1])
+        self._choose([True] * self.rows)
+        order = self._places.rows
         if graph == io_spec.DECODE:
             mask = self.cache.step_mask([1] * self.rows)
         else:
-            mask = self.cache.chunk_mask(np.arange(ids.shape[1]) < counts[:, None])
+            mask = self.cache.chunk_mask(np.arange(ids.shape[1]) < counts[order, None])
         pasts = {name: buffer.numpy() for name, buffer in self.cache.buffers.items()}
-        return {io_spec.INPUT_IDS: ids, io_spec.ATTENTION_MASK: mask, **pasts}
+        feeds = {io_spec.ATTENTION_MASK: mask, **pasts}
+        return {io_spec.INPUT_IDS: ids} | {n: self._places.by_row(a) for n, a in feeds.items()}
 
-    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Ids, Ids]:
-        """Checked ids [B, longest], padded on the right, and the number of each row's [B]."""
+    def _padded(self, rows: Sequence[Sequence[int]], some: bool = False) -> tuple[Ids, Ids]:
+        """Checked ids [B, longest], padded on the right, and the number of each row's [B].
+
+        Args:
+            rows: Of each row.
+            some: Whether there may be rows without any.
+        """
         if len(rows) != self.rows:
             raise ValueError(f"{len(rows)} rows for a batch of {self.rows}")
         checked = [check_token_ids(row, self._sessions.vocab_size) for row in rows]
         counts = np.array([row.size for row in checked], dtype=np.int64)
-        if not counts.all():
+        if not (counts.any() if some else counts.all()):
             raise InputError("a prompt is empty", fix="give at least one token")
         self._check_room(counts.tolist())
         ids: Ids = np.zeros((self.rows, int(counts.max())), dtype=np.int64)
@@ -266,7 +324,7 @@ class Batch:
         return ids, counts
 
     def _check_room(self, counts: Sequence[int]) -> None:
-        longest = self.cache.longest(counts)
+        longest = self.cache.longest(self._places.by_place(counts))
         if longest > self._sessions.context_length:
             raise InputError(
                 "the context is full",
@@ -283,17 +341,23 @@ class Batch:
     def _bind_step(self, output: str) -> ort.IOBinding:
         """Everything that stays from step to step: all but the mask."""
         binding = self._sessions.decode.io_binding()
-        binding.bind_ortvalue_input(io_spec.INPUT_IDS, self.tokens)
-        if output == io_spec.NEXT_TOKENS:
-            # Read first, written last: one buffer carries the token from step to step.
-            binding.bind_ortvalue_output(output, self.tokens)
-        else:
+        # Read first, written last: one buffer carries a greedy step's token to the next.
+        put_out = self._tokens
+        if output == io_spec.LOGITS:
             if self._logits is None:
                 shape = (self.rows, 1, self._sessions.vocab_size)
                 self._logits = _buffer(np.zeros(shape, dtype=np.float32), _CPU)
-            binding.bind_ortvalue_output(output, self._logits)
+            put_out = self._logits
+        running = self.cache.running
+        bind_rows(binding.bind_ortvalue_input, io_spec.INPUT_IDS, self._tokens, running)
+        bind_rows(binding.bind_ortvalue_output, output, put_out, running)
         self.cache.bind(binding)
         return binding
+
+
+def _columns_of(rows: int) -> int:
+    """Columns of one prefill call."""
+    return min(PREFILL_CHUNK, max(_CALL_TOKENS // rows, _FEWEST_COLUMNS))
 
 
 def _buffer(array: NDArray[Any], device: Device) -> ort.OrtValue:

@@ -7,7 +7,7 @@ B rows, P cached columns, S new columns of a call, T = P + S.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from onnxlm import io_spec
 from onnxlm.io_spec import StateSpec
 from onnxlm.runtime.cache_rows import reordered
+from onnxlm.runtime.memory_budget import affordable
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -35,9 +36,13 @@ class KVCache(Protocol):
 
     Attributes:
         buffers: The next call's pasts, by graph input.
+        partial: Whether a call may leave out the last rows.
+        running: Rows that the next call runs, from the first on; B where `partial` is false.
     """
 
     buffers: dict[str, ort.OrtValue]
+    partial: bool
+    running: int
 
     @property
     def lengths(self) -> Ids:
@@ -47,17 +52,20 @@ class KVCache(Protocol):
     def nbytes(self) -> int:
         """Bytes of all buffers."""
 
+    def run_first(self, rows: int) -> None:
+        """Have the next calls run so many rows, where `partial` allows it."""
+
     def longest(self, counts: Sequence[int]) -> int:
         """Tokens of the longest row with so many more; rows that get none do not matter."""
 
     def room(self, rows: Flags) -> int:
-        """Columns that one call may add to the rows marked in bool [B]."""
+        """Columns that one call may add to those of the running rows that are marked in bool [running]."""
 
     def chunk_mask(self, real: Flags) -> Ids:
-        """int64 [B, T] for a prefill call whose new tokens are marked in bool [B, S]."""
+        """int64 [running, T] for a prefill call whose new tokens are marked in bool [running, S]."""
 
     def step_mask(self, live: Sequence[int]) -> Ids:
-        """int64 [B, T] for a decode step that counts for the rows marked with 1, not for those with 0.
+        """int64 [running, T] for a decode step that counts for the rows marked with 1, not those with 0.
 
         It may be the last step's array, changed.
         """
@@ -66,7 +74,11 @@ class KVCache(Protocol):
         """Whether a call with S columns uses the buffers that the last call used."""
 
     def grow(self, columns: int) -> None:
-        """Make room for S columns."""
+        """Make room for S columns.
+
+        Raises:
+            InputError: It would take more bytes than are allowed.
+        """
 
     def bind(self, binding: ort.IOBinding) -> None:
         """Bind pasts and presents, the presents behind the outputs that are bound already."""
@@ -78,7 +90,10 @@ class KVCache(Protocol):
         """Forget what each row has behind its first tokens, int64 [B]."""
 
     def reorder(self, rows: Ids) -> None:
-        """Let row i go on from what row `rows[i]` holds, int64 [new B]; a row that stays is not copied."""
+        """Let row i go on from what row `rows[i]` holds, int64 [new B]; a row that stays is not copied.
+
+        The next call runs all rows.
+        """
 
     def fork(self) -> KVCache:
         """A cache that holds the same tokens; no later call on one shows in the other."""
@@ -96,14 +111,24 @@ class InPlaceCache:
         rows: B.
         context_length: Most positions of a row.
         device: Where the buffers are.
+        budget: Most bytes they may take; None for as much as the machine has.
     """
 
     def __init__(
-        self, states: Sequence[StateSpec], rows: int, context_length: int, device: Device
+        self,
+        states: Sequence[StateSpec],
+        rows: int,
+        context_length: int,
+        device: Device,
+        budget: int | None = None,
     ) -> None:
         self._states = states
         self._context_length = context_length
         self._device = device
+        self._budget = budget
+        # Rows are moved by the processor, in its own memory.
+        self.partial = device[0] == "cpu" and all(s.shape[0] == io_spec.BATCH for s in states)
+        self.running = rows
         self._lengths = [0] * rows
         self._next = self._lengths
         self._step_mask: Ids | None = None
@@ -120,6 +145,12 @@ class InPlaceCache:
         """Bytes of all buffers, room included."""
         return bytes_at(self._states, len(self._lengths), self.capacity)
 
+    def run_first(self, rows: int) -> None:
+        """Bind the front of each buffer: rows lie one behind the other."""
+        if rows != self.running:
+            self.running = rows
+            self._step_mask = None
+
     def longest(self, counts: Sequence[int]) -> int:
         """Tokens of the longest row with so many more; rows that get none do not matter."""
         pairs = zip(self._lengths, counts, strict=True)
@@ -127,12 +158,12 @@ class InPlaceCache:
 
     def room(self, rows: Flags) -> int:
         """Columns up to the context limit: the kernel's rotary table ends there."""
-        return self._context_length - int(self.lengths[rows].max())
+        return self._context_length - int(self.lengths[: self.running][rows].max())
 
     def chunk_mask(self, real: Flags) -> Ids:
         """The mask; of a row without a new token, as much as is needed: nothing is written there."""
-        lengths, counts = self.lengths, real.sum(axis=1)
-        self._next = (lengths + counts).tolist()
+        lengths, counts = self.lengths[: self.running], real.sum(axis=1)
+        self._next = (lengths + counts).tolist() + self._lengths[self.running :]
         self._step_mask = None
         past = np.minimum(lengths, lengths[counts > 0].max())
         cached = np.arange(past.max()) < past[:, None]
@@ -144,13 +175,14 @@ class InPlaceCache:
         In a row that does not count it is the free one behind the row's end. Where none is free the row gives
         up its last.
         """
-        most = self._context_length - 1
-        self._lengths = [min(length, most) for length in self._lengths]
-        self._next = [length + new for length, new in zip(self._lengths, live, strict=True)]
+        most, behind = self._context_length - 1, self._lengths[self.running :]
+        lengths = [min(length, most) for length in self._lengths[: self.running]]
+        self._lengths = lengths + behind
+        self._next = [length + new for length, new in zip(lengths, live, strict=True)] + behind
         if self._step_mask is None:
-            cached = np.arange(self.capacity) < self.lengths[:, None]
+            cached = np.arange(self.capacity) < np.array(lengths)[:, None]
             self._step_mask = cached.astype(np.int64)
-        for row, length in enumerate(self._lengths):
+        for row, length in enumerate(lengths):
             self._step_mask[row, length] = 1
         return self._step_mask
 
@@ -160,8 +192,17 @@ class InPlaceCache:
 
     def grow(self, columns: int) -> None:
         """New buffers of a multiple of 256 columns, at least half as many again as before."""
-        wanted = max(self._columns(columns), self.capacity * 3 // 2)
-        self.capacity = min(-(-wanted // _STEP) * _STEP, self._context_length)
+        needed = self._columns(columns)
+        wanted = max(needed, self.capacity * 3 // 2)
+        wanted = min(-(-wanted // _STEP) * _STEP, self._context_length)
+        rows = len(self._lengths)
+        self.capacity = affordable(
+            lambda count: bytes_at(self._states, rows, count),
+            needed,
+            wanted,
+            self._budget,
+            held=self.nbytes,
+        )
         self._step_mask = None
         used = max(self._lengths)
         for state in self._states:
@@ -173,10 +214,13 @@ class InPlaceCache:
             self.buffers[state.past] = ort.OrtValue.ortvalue_from_numpy(buffer, *self._device)
 
     def bind(self, binding: ort.IOBinding) -> None:
-        """Bind each buffer twice."""
+        """Bind each buffer as past and present, of the rows that run."""
         for state in self._states:
-            binding.bind_ortvalue_input(state.past, self.buffers[state.past])
-            binding.bind_ortvalue_output(state.present, self.buffers[state.past])
+            buffer = self.buffers[state.past]
+            bind_rows(binding.bind_ortvalue_input, state.past, buffer, self.running)
+            bind_rows(binding.bind_ortvalue_output, state.present, buffer, self.running)
+            if state.twin:
+                bind_rows(binding.bind_ortvalue_output, state.twin, buffer, self.running)
 
     def commit(self, binding: ort.IOBinding) -> None:
         """Count the new tokens; their columns are in place already."""
@@ -198,11 +242,12 @@ class InPlaceCache:
         if lengths != self._lengths:
             self._lengths = lengths
             self._step_mask = None
+        self.run_first(rows.size)
 
     def fork(self) -> InPlaceCache:
         """The columns that hold tokens, in new buffers."""
         rows = len(self._lengths)
-        other = InPlaceCache(self._states, rows, self._context_length, self._device)
+        other = InPlaceCache(self._states, rows, self._context_length, self._device, self._budget)
         other._lengths = list(self._lengths)
         other.buffers = dict(self.buffers)
         other.grow(0)
@@ -220,11 +265,22 @@ class AppendCache:
         states: The package's states.
         rows: B.
         device: Where the buffers are.
+        budget: Most bytes that a call may put out; None for as much as the machine has.
     """
 
-    def __init__(self, states: Sequence[StateSpec], rows: int, device: Device) -> None:
+    partial = False
+
+    def __init__(
+        self,
+        states: Sequence[StateSpec],
+        rows: int,
+        device: Device,
+        budget: int | None = None,
+    ) -> None:
         self._states = states
         self._device = device
+        self._budget = budget
+        self.running = rows
         self._mask: Ids = np.zeros((rows, 0), dtype=np.int64)
         self._next = self._mask
         self.buffers = _empty(states, rows, device)
@@ -239,6 +295,9 @@ class AppendCache:
     def nbytes(self) -> int:
         """Bytes of all buffers."""
         return bytes_at(self._states, *self._mask.shape)
+
+    def run_first(self, rows: int) -> None:
+        """All rows run: what one call puts out is the next one's past, of every row."""
 
     def longest(self, counts: Sequence[int]) -> int:
         """Tokens of the longest row with so many more; rows that get none do not matter."""
@@ -263,7 +322,10 @@ class AppendCache:
         return False
 
     def grow(self, columns: int) -> None:
-        """Nothing: the graph does it."""
+        """Nothing but a look at the bytes: the graph makes the room."""
+        rows, held = self._mask.shape
+        needed = held + columns
+        affordable(lambda count: bytes_at(self._states, rows, count), needed, needed, self._budget)
 
     def bind(self, binding: ort.IOBinding) -> None:
         """Bind the pasts; the presents are allocated by the run."""
@@ -297,10 +359,11 @@ class AppendCache:
                 self.buffers[state.past], state, rows, self._mask.shape[1], self._device
             )
         self._mask = self._mask[rows]
+        self.running = rows.size
 
     def fork(self) -> AppendCache:
         """The same columns, padding too, in new buffers."""
-        other = AppendCache(self._states, len(self._mask), self._device)
+        other = AppendCache(self._states, len(self._mask), self._device, self._budget)
         other._mask = self._mask
         other.buffers = {
             name: ort.OrtValue.ortvalue_from_numpy(buffer.numpy().copy(), *self._device)
@@ -310,12 +373,31 @@ class AppendCache:
 
 
 def new_cache(
-    states: Sequence[StateSpec], rows: int, context_length: int, device: Device
+    states: Sequence[StateSpec],
+    rows: int,
+    context_length: int,
+    device: Device,
+    budget: int | None = None,
 ) -> KVCache:
     """An empty cache of `rows` rows, of the kind that the states ask for."""
     if all(state.update == "in_place" for state in states):
-        return InPlaceCache(states, rows, context_length, device)
-    return AppendCache(states, rows, device)
+        return InPlaceCache(states, rows, context_length, device, budget)
+    return AppendCache(states, rows, device, budget)
+
+
+def bind_rows(bind: Callable[..., None], name: str, buffer: ort.OrtValue, rows: int) -> None:
+    """Bind the first rows of a buffer.
+
+    Args:
+        bind: `bind_ortvalue_input` or `bind_ortvalue_output` of a binding.
+        name: The graph's input or output.
+        buffer: Its first axis is rows; if not all are wanted, in the processor's memory.
+        rows: How many.
+    """
+    if rows == buffer.shape()[0]:
+        bind(name, buffer)
+    else:  # a value over the front of the same memory
+        bind(name, ort.OrtValue.ortvalue_from_numpy(buffer.numpy()[:rows]))
 
 
 def bytes_at(states: Sequence[StateSpec], batch_size: int, columns: int) -> int:

@@ -9,7 +9,9 @@ The names are those that the ecosystem's runtimes use. Legend of the symbolic ax
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from onnxlm.strict_json import YOUNGER
 
 BATCH = "batch_size"
 SEQUENCE = "sequence_length"
@@ -54,6 +56,8 @@ class StateSpec:
         shape: Shape of `past`; the axis that grows is named ``past_sequence_length``.
         update: "in_place" when past and present may be one buffer of any capacity (GroupQueryAttention),
             "append" when present is past with the new columns behind it (standard ONNX Attention).
+        twin: A second graph output that takes the same buffer as `present`: attention over a cache that is
+            key and value at once writes it twice. "" where there is none.
     """
 
     past: str
@@ -61,6 +65,7 @@ class StateSpec:
     dtype: str
     shape: tuple[int | str, ...]
     update: str
+    twin: str = field(default="", metadata={YOUNGER: True})
 
 
 PAST_PREFIX = "past_key_values."
@@ -68,15 +73,23 @@ _PRESENT_PREFIX = "present."
 
 
 def past_name(layer: int, part: str) -> str:
-    """Graph input that holds `part` ("key" or "value") of a layer's cache."""
+    """Graph input that holds `part` ("key", "value" or "latent") of a layer's cache."""
     return f"{PAST_PREFIX}{layer}.{part}"
 
 
 def present_name(layer: int, part: str) -> str:
-    """Graph output that returns `part` ("key" or "value") of a layer's cache."""
+    """Graph output that returns `part` ("key", "value" or "latent") of a layer's cache."""
     return f"{_PRESENT_PREFIX}{layer}.{part}"
 
 
 def present_of(past: str) -> str:
     """The graph output that returns the state taken by graph input `past`."""
     return _PRESENT_PREFIX + past.removeprefix(PAST_PREFIX)
+
+
+_TWIN_SUFFIX = ".twin"
+
+
+def twin_of(present: str) -> str:
+    """The graph output that is bound to the buffer of graph output `present` too."""
+    return present + _TWIN_SUFFIX

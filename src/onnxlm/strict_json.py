@@ -16,6 +16,9 @@ from onnxlm.errors import PackageError
 
 T = TypeVar("T")
 
+# Key in a dataclass field's metadata: files written before the field was there leave it out.
+YOUNGER = "younger than the format"
+
 _PLAIN = {str: "a string", int: "a whole number", bool: "true or false", float: "a number"}
 
 
@@ -100,7 +103,7 @@ def _decode_object(kind: Any, value: object, source: str, field: str) -> Any:
     hints = _fields(kind)
     names = list(hints)
     for name in names:
-        if name not in items:
+        if name not in items and name not in _optional(kind):
             raise PackageError(
                 f"{source}: field '{_join(field, name)}' is missing",
                 fix="export or quantize the package again",
@@ -110,13 +113,20 @@ def _decode_object(kind: Any, value: object, source: str, field: str) -> Any:
             raise PackageError(
                 f"{source}: field '{_join(field, name)}' is unknown", allowed=", ".join(names)
             )
-    return kind(**{n: _decode(hints[n], items[n], source, _join(field, n)) for n in names})
+    given = (name for name in names if name in items)
+    return kind(**{n: _decode(hints[n], items[n], source, _join(field, n)) for n in given})
 
 
 @functools.cache  # resolving the types takes 20 us, and a manifest holds hundreds of tensors
 def _fields(kind: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     return {f.name: hints[f.name] for f in dataclasses.fields(kind)}
+
+
+@functools.cache
+def _optional(kind: Any) -> frozenset[str]:
+    """Fields marked as younger than the format: a file without them means their defaults."""
+    return frozenset(f.name for f in dataclasses.fields(kind) if f.metadata.get(YOUNGER))
 
 
 def _decode_tuple(kinds: tuple[Any, ...], value: object, source: str, field: str) -> Any:

@@ -149,8 +149,9 @@ def test_the_kernel_accepts_ragged_rows_up_to_the_end_of_the_context() -> None:
     assert batch.lengths[1:].tolist() == [14, 16]
     live[2] = False
     assert batch.decode_tokens(live)[1] == 19
-    # Two rows were full and idled: each gave up a column, as the step writes one in every row.
-    assert batch.lengths.tolist() == [15, 15, 15]
+    # Rows that idle are left out, and need no column.
+    assert batch.lengths.tolist() == [16, 15, 16]
+    batch.rewind([15, 15, 15])
     batch.decode_tokens()
     with pytest.raises(
         InputError, match=r"the context is full; found 17 positions; allowed: up to 16"
@@ -200,3 +201,53 @@ def test_the_cache_has_no_more_room_than_the_context() -> None:
     batch = prefilled(hot(), some_ids(600))
     assert {buffer.shape()[2] for buffer in batch.cache.buffers.values()} == {HOT_CONTEXT}
     assert len(ALPHABET) > COUNTING_CONTEXT
+
+
+@both
+def test_any_rows_may_go_on_at_any_call(lowering: str) -> None:
+    """Steps and chunks of some rows, in every pattern: each row is what it is alone."""
+    generator = np.random.default_rng(3)
+    rows = some_ids(5, 9, 2, 7)
+    batch = prefilled(hot(lowering), rows)
+    for call in range(24):
+        live = generator.random(4) < 0.6
+        live[generator.integers(4)] = True
+        going = np.flatnonzero(live)
+        if call % 3 == 2:
+            new = [some_ids(int(n), seed=call)[0] for n in generator.integers(1, 5, 4) * live]
+            logits = batch.extend_logits(new)
+            longest = max(map(len, new))
+            for row in going:
+                rows[row] += new[row]
+                theirs = at_once(rows[row])[-len(new[row]) :]
+                assert_close(logits[row, longest - len(new[row]) :], theirs)
+            continue
+        batch.set_tokens([call + 10 * row for row in range(4)])
+        for row in going:
+            rows[row].append(call + 10 * int(row))
+        assert_behind(batch.decode_logits(live)[live], [rows[row] for row in going])
+    assert batch.lengths.tolist() == [len(row) for row in rows]
+    more = some_ids(2, 3, 1, 2, seed=1)
+    assert_behind(batch.prefill_logits(more), [a + b for a, b in zip(rows, more, strict=True)])
+
+
+def test_rows_that_ended_are_not_run_and_the_others_bits_are_those_of_buffers_of_their_own() -> (
+    None
+):
+    prompts = some_ids(4, 9, 6)
+    batch = prefilled(hot(), prompts)
+    own = batch.fork()
+    own.reorder(np.array([2, 1]))
+    live = np.array([False, True, True])
+    for token in range(3):
+        batch.set_tokens([0, token, token + 1])
+        own.set_tokens([token + 1, token])
+        ours, theirs = batch.decode_logits(live), own.decode_logits()
+        np.testing.assert_array_equal(ours[[2, 1]], theirs)
+        assert batch.cache.running == 2
+
+
+def test_nothing_to_run() -> None:
+    batch = prefilled(hot(), some_ids(3, 4))
+    with pytest.raises(InputError, match="a prompt is empty"):
+        batch.extend_logits([[], []])
