@@ -31,6 +31,9 @@ TEMPLATE_FILE = "chat_template.jinja"
 # A message's reasoning has had several names; templates read the first or, a few, the second.
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
+# Stands at the end of a message to go on with; the space tells whether the template trims.
+_END_MARK = "CONTINUE_FINAL_MESSAGE_TAG "
+
 
 class ChatTemplate:
     """The chat templates of one model, most often a single one called "default".
@@ -67,6 +70,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         name: str | None = None,
@@ -78,6 +82,7 @@ class ChatTemplate:
             messages: Objects with "role" and "content", as the template reads them; keys that are null
                 count as absent.
             add_generation_prompt: End with what opens the assistant's turn.
+            continue_final_message: End with the last message's text, so that the model goes on with it.
             tools: JSON schemas of functions that the model may call.
             documents: Texts to answer from.
             name: Which template, where there are several; by default "tool_use" when there are tools and
@@ -89,28 +94,19 @@ class ChatTemplate:
         """
         if isinstance(messages, str) or not messages:
             raise InputError("chat messages", found=repr(messages), allowed="at least one message")
+        plain = [_message(message, i) for i, message in enumerate(messages)]
+        if continue_final_message:
+            _mark_end(plain[-1])
         values = {
             **self._variables,
             **_plain(variables or {}, "variables"),
-            "messages": [_message(message, i) for i, message in enumerate(messages)],
+            "messages": plain,
             "tools": _plain(tools, "tools"),
             "documents": _plain(documents, "documents"),
             "add_generation_prompt": add_generation_prompt,
         }
-        source = self._pick(name, has_tools=tools is not None)
-        try:
-            return _compiled(source).render(values)
-        except _Refusal as error:
-            raise InputError(f"the chat template refuses the messages: {error}") from error
-        except SecurityError as error:
-            raise InputError(
-                f"the chat template was stopped: {error}",
-                fix="it does what no template needs; do not trust the place it comes from",
-            ) from error
-        except Exception as error:  # a stranger's program may raise anything
-            raise InputError(
-                f"the chat template cannot be run on these messages: {type(error).__name__}: {error}"
-            ) from error
+        text = _run(self._pick(name, has_tools=tools is not None), values)
+        return _cut_at_mark(text) if continue_final_message else text
 
     def _pick(self, name: str | None, has_tools: bool) -> str:
         if name is None:
@@ -124,6 +120,39 @@ class ChatTemplate:
                 allowed=", ".join(sorted(self.templates)),
             )
         return self.templates[name]
+
+
+def _run(source: str, values: Mapping[str, Any]) -> str:
+    """What a template makes of these variables."""
+    try:
+        return _compiled(source).render(values)
+    except _Refusal as error:
+        raise InputError(f"the chat template refuses the messages: {error}") from error
+    except SecurityError as error:
+        raise InputError(
+            f"the chat template was stopped: {error}",
+            fix="it does what no template needs; do not trust the place it comes from",
+        ) from error
+    except Exception as error:  # a stranger's program may raise anything
+        raise InputError(
+            f"the chat template cannot be run on these messages: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _mark_end(message: dict[str, Any]) -> None:
+    if not isinstance(message.get("content"), str):
+        raise InputError(
+            "the message to go on with has no text", found=repr(message.get("content"))
+        )
+    message["content"] += _END_MARK
+
+
+def _cut_at_mark(text: str) -> str:
+    """All before the mark; where the template trims a message's end, the space before it goes too."""
+    at = text.rfind(_END_MARK.strip())
+    if at < 0:
+        raise InputError("the chat template leaves out the message to go on with")
+    return text[:at] if text.startswith(_END_MARK, at) else text[:at].rstrip()
 
 
 def _named(value: object) -> dict[str, str]:

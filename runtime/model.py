@@ -13,9 +13,10 @@ import numpy as np
 from onnxlm import io_spec
 from onnxlm.errors import InputError
 from onnxlm.package import Package, open_package
-from onnxlm.runtime.chat import Chat
+from onnxlm.runtime.chat import Chat, ChatSettings
 from onnxlm.runtime.engine import PREFILL_CHUNK, Batch, Floats, PromptCancelledError, Sessions
 from onnxlm.runtime.generate import Timings, token_steps
+from onnxlm.runtime.prefix_cache import PrefixCache
 from onnxlm.runtime.prepacked import PreparedGraphs, open_files, open_graphs, own_files
 from onnxlm.runtime.providers import find_provider
 from onnxlm.runtime.sampling_params import SamplingParams
@@ -63,6 +64,7 @@ class LanguageModel:
         fallback: Why it is not the one that was asked for; None when it is.
         eos_token_ids: Ids that end a text.
         defaults: What the package recommends where a caller does not ask for anything.
+        prefixes: How chats that share a prefix begin; empty until one does.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class LanguageModel:
         self.tokenizer = tokenizer
         self.provider = provider_in_use(sessions.decode)
         self.fallback = fallback
+        self.prefixes = PrefixCache(sessions)
         self.eos_token_ids = read_eos_token_ids(package.path, tokenizer)
         has_defaults = package.has("generation_config.json")
         raw = package.read_json("generation_config.json") if has_defaults else {}
@@ -123,16 +126,28 @@ class LanguageModel:
         run = _Run(self, batch, [list(ids)], params)
         return TextIterator(run.text(0), lambda: run.result(0), run.cancelled)
 
-    def chat(self, system: str | None = None) -> Chat:
+    def chat(
+        self, system: str | None = None, *, share_prefix: bool = False, **settings: Any
+    ) -> Chat:
         """Begin a conversation, whose turns share one cache.
 
         Args:
             system: A first message of role "system"; none when None.
+            share_prefix: Run the system message once for all chats that begin with it.
+            **settings: Fields of `ChatSettings`: tools, documents, name, variables.
 
         Raises:
             InputError: The package has no chat template.
         """
-        return Chat(self, system)
+        return Chat(self, system, share_prefix=share_prefix, settings=ChatSettings(**settings))
+
+    def load_chat(self, path: str | Path) -> Chat:
+        """A conversation that `Chat.save` wrote; its tokens are run again.
+
+        Raises:
+            InputError, PackageError: The file is no saved chat, or holds tokens that the model has not.
+        """
+        return Chat.load(self, path)
 
     def logits(self, token_ids: Sequence[int]) -> Floats:
         """Logits behind every position of one row, float32 [sequence_length, vocab_size].

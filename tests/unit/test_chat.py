@@ -6,37 +6,22 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from support.chats import common, rendered
 from support.runtime_models import (
     END,
     HOT_CONTEXT,
-    TEMPLATE,
     at_once,
     changed,
     counting_package,
     hot_package,
     loaded,
 )
-from transformers import PreTrainedTokenizerFast
 
 from onnxlm.errors import InputError
 from onnxlm.runtime import LanguageModel, TextIterator
 from onnxlm.runtime.chat import Chat
 
 both = pytest.mark.parametrize("lowering", ["ort", "portable"])
-
-
-def rendered(messages: list[dict[str, str]]) -> list[int]:
-    """Ids of a conversation up to the next answer, by transformers."""
-    file = str(hot_package().path / "tokenizer.json")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=file, chat_template=TEMPLATE)
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def common(a: list[int], b: list[int]) -> int:
-    return next(
-        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
 
 
 class Watched:
