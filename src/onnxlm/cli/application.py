@@ -9,6 +9,7 @@ import typer
 
 from onnxlm import __version__
 from onnxlm.cli.bench import Bench
+from onnxlm.cli.chat import Chat
 from onnxlm.cli.command import register
 from onnxlm.cli.export import Export
 from onnxlm.cli.generate import Generate
@@ -21,6 +22,7 @@ COMMANDS = {
     "export": Export,
     "quantize": Quantize,
     "generate": Generate,
+    "chat": Chat,
     "verify": Verify,
     "bench": Bench,
     "inspect": Inspect,

@@ -27,6 +27,18 @@ def note(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
+def aside(text: str) -> None:
+    """As `note`, but dim where standard error is a terminal: what a reader may pass over."""
+    if not sys.stderr.isatty():
+        note(text)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    sys.stdout.flush()
+    Console(stderr=True).print(Text(text, style="dim"), soft_wrap=True)
+
+
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> None:
     """Print a table.
 
