@@ -93,6 +93,11 @@ class Batch:
         """int64 [B], tokens of each row that are cached."""
         return self._places.by_row(self.cache.lengths)
 
+    @property
+    def context_length(self) -> int:
+        """Most tokens of a row."""
+        return self._sessions.context_length
+
     def prefill_tokens(self, rows: Sequence[Sequence[int]]) -> Ids:
         """Run new tokens of every row behind what is cached; the arg-max behind each row, int64 [B].
 
