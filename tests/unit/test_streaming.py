@@ -157,6 +157,37 @@ def test_words_come_at_once(name: str) -> None:
     assert "".join(got).count("the") == 5
 
 
+@pytest.mark.parametrize("name", ["byte_level", "llama", "gemma"])
+@pytest.mark.parametrize("skip", [True, False])
+def test_cut_after_every_prefix(name: str, skip: bool) -> None:
+    """Emoji of one and of seven code points, kanji, a special token inside a character, a stray byte."""
+    backend = BACKENDS[name]
+    special = backend.token_to_id("<|end|>" if name == "byte_level" else "<s>")
+    family = [byte_id(backend, byte) for byte in "日本語 🤗👨‍👩‍👧é".encode()]
+    words = [backend.token_to_id("▁fox" if name != "byte_level" else "the")]
+    stray = [byte_id(backend, 0xFF)]
+    ids = [
+        special,
+        *words,
+        *family,
+        *words,
+        special,
+        *family[:4],
+        special,
+        *stray,
+        *family[4:],
+        *words,
+    ]
+    tokenizer = Tokenizer(backend, {})
+    whole = backend.decode(ids, skip_special_tokens=skip)
+    for length in range(len(ids) + 1):
+        *pushed, rest = streamed(tokenizer, ids[:length], skip)
+        shown = "".join(pushed)
+        assert shown + rest == backend.decode(ids[:length], skip_special_tokens=skip)
+        assert whole.startswith(shown), "what was shown is never taken back"
+    assert "👨‍👩‍👧" in whole
+
+
 def test_a_character_comes_with_its_last_byte() -> None:
     backend = BACKENDS["byte_level"]
     ids = [BYTE_IDS[byte] for byte in "é🤗x".encode()]
