@@ -239,7 +239,7 @@ class Chat:
         # One token must run even if all are known: their logits are gone.
         known = min(_common_prefix(self.token_ids, ids), len(ids) - 1)
         self._batch.rewind(known)
-        self._reply = self._model.stream_after(self._batch, ids[known:], params)
+        self._reply = self._model.stream_after(self._batch, ids[known:], params, ids[:known])
         self._messages, self._sent, self._begun = messages, ids, begun
         return self._reply
 

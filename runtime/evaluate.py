@@ -17,12 +17,12 @@ from onnxlm.calls import Calls, Floats, Ids, Runner, Stream
 from onnxlm.errors import InputError
 from onnxlm.progress import Progress, silent
 from onnxlm.quality import Quality, QualityMeter
+from onnxlm.runtime.choosing import TokenChooser
 from onnxlm.runtime.engine import Batch
 from onnxlm.runtime.generate import Timings, token_steps
 from onnxlm.runtime.model import LanguageModel
-from onnxlm.runtime.sampling_params import SamplingParams
 from onnxlm.runtime.session import SessionConfig, session_options
-from onnxlm.runtime.stopping import RowStops
+from onnxlm.runtime.stopping import RowLimits, RowStops
 from onnxlm.runtime.tokenizer import Tokenizer
 
 # Each window starts with an empty cache; within it, logits of this many positions exist at once.
@@ -62,8 +62,8 @@ class PackageRunner:
     def greedy(self, ids: Ids, count: int) -> list[int]:
         """As `onnxlm.calls.Runner` says."""
         batch = Batch(self._sessions, 1)
-        stops = RowStops((), count, [self._sessions.context_length - len(ids)])
-        steps = token_steps(batch, [ids], SamplingParams(), stops, Timings())
+        stops = RowStops([RowLimits(self._sessions.context_length - len(ids), count)])
+        steps = token_steps(batch, [ids], TokenChooser.greedy(), stops, Timings())
         return [int(tokens[0]) for tokens, _ in steps]
 
     def logits(self, ids: Ids) -> Floats:

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxlm.runtime.choosing import TokenChooser
 from onnxlm.runtime.engine import Batch
-from onnxlm.runtime.sampling import row_seeds, sample
-from onnxlm.runtime.sampling_params import SamplingParams
 from onnxlm.runtime.stopping import RowStops
 
 
@@ -31,18 +30,20 @@ class Timings:
 def token_steps(
     batch: Batch,
     prompts: Sequence[Sequence[int]],
-    params: SamplingParams,
+    chooser: TokenChooser,
     stops: RowStops,
     timings: Timings,
+    sources: NDArray[np.int64] | None = None,
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
     """Run the prompts behind what `batch` holds, then choose tokens until every row has stopped.
 
     Args:
         batch: The rows' cache. Every chosen token but the last of each row is in it afterwards.
         prompts: New tokens of each row, at least one.
-        params: How tokens are chosen.
+        chooser: Chooses tokens.
         stops: Told of every token; decides which rows go on.
         timings: Filled in.
+        sources: Which prompt each row goes on from, int64 [rows]; None where there is one row for each.
 
     Yields:
         The chosen ids, int64 [rows], and which rows they belong to, bool [rows].
@@ -51,11 +52,14 @@ def token_steps(
     live = stops.running
     if not live.any():
         return
-    seeds = row_seeds(params.seed, batch.rows)
-    if params.greedy:
-        tokens = batch.prefill_tokens(prompts)
+    if chooser.needs_logits:
+        logits = batch.prefill_logits(prompts)
+        if sources is not None:
+            batch.reorder(sources)
+            logits = logits[sources]
+        tokens = chooser.choose(logits, live)
     else:
-        tokens = sample(batch.prefill_logits(prompts), params, seeds, 0)
+        tokens = batch.prefill_tokens(prompts)
     batch.set_tokens(tokens)
     timings.ttft_s = time.perf_counter() - began
     while True:
@@ -65,9 +69,9 @@ def token_steps(
         if not live.any():
             return
         began = time.perf_counter()
-        if params.greedy:  # the step itself puts its tokens where the next one reads them
-            tokens = batch.decode_tokens(live)
-        else:
-            tokens = sample(batch.decode_logits(live), params, seeds, stops.counts)
+        if chooser.needs_logits:
+            tokens = chooser.choose(batch.decode_logits(live), live)
             batch.set_tokens(tokens)
+        else:  # the step itself puts its tokens where the next one reads them
+            tokens = batch.decode_tokens(live)
         timings.steps_s.append(time.perf_counter() - began)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -13,41 +11,21 @@ import numpy as np
 from onnxlm import io_spec
 from onnxlm.errors import InputError
 from onnxlm.package import Package, open_package
+from onnxlm.runtime.beam_run import BeamRun
 from onnxlm.runtime.chat import Chat, ChatSettings
-from onnxlm.runtime.engine import PREFILL_CHUNK, Batch, Floats, PromptCancelledError, Sessions
-from onnxlm.runtime.generate import Timings, token_steps
+from onnxlm.runtime.engine import PREFILL_CHUNK, Batch, Floats, Sessions
+from onnxlm.runtime.generation import Generation
 from onnxlm.runtime.prefix_cache import PrefixCache
 from onnxlm.runtime.prepacked import PreparedGraphs, open_files, open_graphs, own_files
 from onnxlm.runtime.providers import find_provider
-from onnxlm.runtime.sampling_params import SamplingParams
+from onnxlm.runtime.run import Prompts, Run, SamplingRun
+from onnxlm.runtime.sampling_params import SamplingParams, params_of_rows
 from onnxlm.runtime.session import SessionConfig, provider_in_use
-from onnxlm.runtime.stopping import RowStops, StopReason, read_eos_token_ids
-from onnxlm.runtime.streaming import TextStream
+from onnxlm.runtime.stopping import read_eos_token_ids
 from onnxlm.runtime.text_iterator import AsyncTextIterator, TextIterator
 from onnxlm.runtime.tokenizer import Tokenizer, check_token_ids
 
 Prompt = str | Sequence[int]
-
-
-@dataclass(frozen=True)
-class Generation:
-    """What came of one prompt.
-
-    Attributes:
-        text: The new text, special tokens left out.
-        token_ids: The new ids, an end-of-text token included.
-        finish_reason: Why it ended; None while it runs.
-        prompt_tokens: Tokens that ran before the first new one.
-        ttft_s: Seconds to the first token.
-        decode_tokens_per_s: New tokens after the first, all rows together, by the seconds they took.
-    """
-
-    text: str
-    token_ids: list[int]
-    finish_reason: StopReason | None
-    prompt_tokens: int
-    ttft_s: float
-    decode_tokens_per_s: float
 
 
 class LanguageModel:
@@ -97,14 +75,15 @@ class LanguageModel:
         Args:
             prompts: A text, or a list of texts or of lists of token ids.
             **fields: Settings by the names of generation_config.json, see `SamplingParams`; what is not
-                given is as the package recommends.
+                given is as the package recommends. A list gives a value for each prompt.
 
         Raises:
             InputError: A prompt is empty, too long, or has ids out of bounds; a field makes no sense.
         """
         batch = [prompts] if isinstance(prompts, str) else list(prompts)
         rows = [self.encode(prompt) for prompt in batch]
-        run = _Run(self, Batch(self.sessions, len(rows)), rows, self.sampling_params(fields))
+        params = params_of_rows(self.defaults, fields, len(rows))
+        run = self._begin(Batch(self.sessions, len(rows)), rows, params)
         for _ in run.steps():
             pass
         results = [run.result(row) for row in range(len(rows))]
@@ -120,11 +99,35 @@ class LanguageModel:
         return AsyncTextIterator(self.stream(prompt, **fields))
 
     def stream_after(
-        self, batch: Batch, ids: Sequence[int], params: SamplingParams
+        self,
+        batch: Batch,
+        ids: Sequence[int],
+        params: SamplingParams,
+        held: Sequence[int] = (),
     ) -> TextIterator:
-        """Continue what `batch` (of one row) holds with new tokens `ids`."""
-        run = _Run(self, batch, [list(ids)], params)
-        return TextIterator(run.text(0), lambda: run.result(0), run.cancelled)
+        """Continue what `batch` (of one row) holds, the tokens `held`, with new tokens `ids`."""
+        run = self._begin(batch, [list(ids)], [params], [list(held)])
+        return TextIterator(run.text(), lambda: run.result(0), run.cancelled)
+
+    def _begin(
+        self,
+        batch: Batch,
+        rows: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        held: Sequence[Sequence[int]] = (),
+    ) -> Run:
+        prompts = Prompts(
+            batch=batch,
+            rows=rows,
+            params=params,
+            eos=self.eos_token_ids,
+            context_length=self.sessions.context_length,
+            vocab_size=self.sessions.vocab_size,
+            tokenizer=self.tokenizer,
+            held=held,
+        )
+        beams = any(one.num_beams > 1 for one in params)
+        return BeamRun(prompts) if beams else SamplingRun(prompts)
 
     def chat(
         self, system: str | None = None, *, share_prefix: bool = False, **settings: Any
@@ -192,70 +195,8 @@ class LanguageModel:
         Raises:
             InputError: A field is unknown or out of its bounds.
         """
-        return self.defaults.with_overrides(fields)
-
-
-class _Run:
-    """One generation of a batch, from prompts to results.
-
-    Attributes:
-        cancelled: Once set, by any thread, no step runs any more.
-    """
-
-    def __init__(
-        self,
-        model: LanguageModel,
-        batch: Batch,
-        rows: list[list[int]],
-        params: SamplingParams,
-    ) -> None:
-        context = model.sessions.context_length
-        room = [
-            context - int(held) - len(row) for held, row in zip(batch.lengths, rows, strict=True)
-        ]
-        self.cancelled = batch.cancelled = threading.Event()
-        self._stops = RowStops(model.eos_token_ids, params.max_new_tokens, room)
-        self._timings = Timings()
-        self._ids: list[list[int]] = [[] for _ in rows]
-        self._prompts = rows
-        self._tokenizer = model.tokenizer
-        self._steps = token_steps(batch, rows, params, self._stops, self._timings)
-
-    def steps(self) -> Iterator[None]:
-        """Advance token by token."""
-        while not self.cancelled.is_set():
-            try:
-                tokens, live = next(self._steps)
-            except (StopIteration, PromptCancelledError):
-                return
-            for row in np.flatnonzero(live):
-                self._ids[row].append(int(tokens[row]))
-            yield
-
-    def text(self, row: int) -> Generator[str, None, None]:
-        """Advance, giving one row's text as it becomes certain."""
-        stream = TextStream(self._tokenizer)
-        for _ in self.steps():
-            piece = stream.push(self._ids[row][-1])
-            if piece:
-                yield piece
-        rest = stream.finish()
-        if rest:
-            yield rest
-
-    def result(self, row: int) -> Generation:
-        """What a row has come to."""
-        ids, spent = self._ids[row], sum(self._timings.steps_s)
-        made = sum(len(other) for other in self._ids) - len(self._ids)
-        return Generation(
-            text=self._tokenizer.decode(ids),
-            token_ids=ids,
-            finish_reason=self._stops.reasons[row]
-            or ("cancelled" if self.cancelled.is_set() else None),
-            prompt_tokens=len(self._prompts[row]),
-            ttft_s=self._timings.ttft_s,
-            decode_tokens_per_s=made / spent if spent else 0.0,
-        )
+        (params,) = params_of_rows(self.defaults, fields, 1)
+        return params
 
 
 def load(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,9 +14,9 @@ from numpy.typing import NDArray
 from onnxlm.errors import InputError, PackageError
 from onnxlm.runtime.tokenizer import Tokenizer
 
-# "eos": the model ended the text; "length": max_new_tokens were made; "context": no position is left;
-# "cancelled": who wanted the text wants no more of it.
-StopReason = Literal["eos", "length", "context", "cancelled"]
+# "eos": the model ended the text; "stop": a stop string or a stop token came; "length": max_new_tokens were
+# made; "context": no position is left; "cancelled": who wanted the text wants no more of it.
+StopReason = Literal["eos", "stop", "length", "context", "cancelled"]
 
 _CONFIG_FILES = ("config.json", "generation_config.json")
 
@@ -60,13 +61,38 @@ def read_eos_token_ids(folder: str | Path, tokenizer: Tokenizer | None = None) -
     return eos_token_ids(sources)
 
 
+@dataclass(frozen=True)
+class RowLimits:
+    """What ends one row.
+
+    Attributes:
+        room: New tokens that fit behind its prompt.
+        max_new_tokens: New tokens it may have; None for as many as fit.
+        eos: Ids that end its text.
+        stop_token_ids: Ids that end it and have no part in it.
+    """
+
+    room: int
+    max_new_tokens: int | None = None
+    eos: Collection[int] = ()
+    stop_token_ids: Collection[int] = ()
+
+    def reason(self, count: int, token_id: int | None = None) -> StopReason | None:
+        """Why the row ends with its `count`-th token; None when it goes on."""
+        if token_id in self.eos:
+            return "eos"
+        if token_id in self.stop_token_ids:
+            return "stop"
+        if self.max_new_tokens is not None and count >= self.max_new_tokens:
+            return "length"
+        return "context" if count >= self.room else None
+
+
 class RowStops:
     """Follows the rows of one generation; each stops on its own.
 
     Args:
-        eos: Ids that end a row.
-        max_new_tokens: New tokens a row may have; None for as many as fit.
-        room: New tokens that fit behind each row's prompt.
+        limits: What ends each row.
 
     Attributes:
         reasons: Why each row stopped; None while it runs. A row that may have no token at all is
@@ -74,14 +100,10 @@ class RowStops:
         counts: int64 [rows], tokens each row has so far, the one that ended it included.
     """
 
-    def __init__(
-        self, eos: Collection[int], max_new_tokens: int | None, room: Sequence[int]
-    ) -> None:
-        self._eos = frozenset(eos)
-        self._max_new_tokens = max_new_tokens
-        self._room = list(room)
-        self.reasons: list[StopReason | None] = [self._limit(row, 0) for row in range(len(room))]
-        self.counts = np.zeros(len(room), dtype=np.int64)
+    def __init__(self, limits: Sequence[RowLimits]) -> None:
+        self._limits = list(limits)
+        self.reasons = [one.reason(0) for one in limits]
+        self.counts = np.zeros(len(limits), dtype=np.int64)
 
     @property
     def running(self) -> NDArray[np.bool_]:
@@ -95,16 +117,15 @@ class RowStops:
             token_ids: [rows].
         """
         for row, token_id in enumerate(token_ids):
-            if self.reasons[row] is not None:
-                continue
-            self.counts[row] += 1
-            count = int(self.counts[row])
-            self.reasons[row] = "eos" if int(token_id) in self._eos else self._limit(row, count)
+            if self.reasons[row] is None:
+                self.counts[row] += 1
+                count = int(self.counts[row])
+                self.reasons[row] = self._limits[row].reason(count, int(token_id))
 
-    def _limit(self, row: int, count: int) -> StopReason | None:
-        if self._max_new_tokens is not None and count >= self._max_new_tokens:
-            return "length"
-        return "context" if count >= self._room[row] else None
+    def stop(self, row: int) -> None:
+        """End a row whose text, the last token's included, holds a stop string."""
+        if self.reasons[row] != "eos":
+            self.reasons[row] = "stop"
 
 
 def _read(file: Path) -> dict[str, Any]:

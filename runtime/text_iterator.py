@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onnxlm.runtime.model import Generation
+    from onnxlm.runtime.generation import Generation
 
 
 class TextIterator(Iterator[str]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
 from onnxlm.errors import InputError, PackageError
-from onnxlm.runtime.stopping import RowStops, eos_token_ids, read_eos_token_ids
+from onnxlm.runtime.stopping import RowLimits, RowStops, eos_token_ids, read_eos_token_ids
 from onnxlm.runtime.tokenizer import Tokenizer
 
 
@@ -72,6 +73,10 @@ def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
         read_eos_token_ids(tmp_path)
 
 
+def row(room: int, max_new_tokens: int | None = None, eos: Collection[int] = ()) -> RowLimits:
+    return RowLimits(room, max_new_tokens, eos)
+
+
 def run(stops: RowStops, *steps: list[int]) -> list[str | None]:
     for step in steps:
         stops.update(np.array(step, dtype=np.int64))
@@ -79,7 +84,7 @@ def run(stops: RowStops, *steps: list[int]) -> list[str | None]:
 
 
 def test_every_row_stops_on_its_own() -> None:
-    stops = RowStops({5, 7, 9}, max_new_tokens=4, room=[10, 10, 10, 2])
+    stops = RowStops([row(room, 4, {5, 7, 9}) for room in (10, 10, 10, 2)])
     assert run(stops, [5, 1, 1, 1]) == ["eos", None, None, None]
     assert stops.running.tolist() == [False, True, True, True]
     assert run(stops, [1, 1, 1, 1]) == ["eos", None, None, "context"]
@@ -89,20 +94,47 @@ def test_every_row_stops_on_its_own() -> None:
     assert stops.counts.tolist() == [1, 3, 4, 2]
 
 
+def test_every_row_has_limits_of_its_own() -> None:
+    stops = RowStops(
+        [row(10, 2, {5}), row(10, None, {6}), RowLimits(10, 4, {6}, stop_token_ids={5, 6})]
+    )
+    assert run(stops, [6, 5, 7]) == [None, None, None]
+    assert run(stops, [6, 6, 5]) == ["length", "eos", "stop"]
+
+
+def test_what_ends_a_text_is_no_stop_token() -> None:
+    stops = RowStops([RowLimits(10, 4, {5}, stop_token_ids={5})])
+    assert run(stops, [5]) == ["eos"]
+
+
 @pytest.mark.parametrize(
     ("max_new_tokens", "room", "reason"),
     [(0, 5, "length"), (0, 0, "length"), (None, 0, "context"), (3, 0, "context"), (1, 1, None)],
 )
 def test_before_the_first_token(max_new_tokens: int | None, room: int, reason: str | None) -> None:
-    assert RowStops({1}, max_new_tokens, [room]).reasons == [reason]
+    assert RowStops([row(room, max_new_tokens, {1})]).reasons == [reason]
 
 
 def test_which_reason_wins_at_the_last_token() -> None:
-    assert run(RowStops({5}, 2, [2]), [1], [5]) == ["eos"]
-    assert run(RowStops({5}, 2, [2]), [1], [1]) == ["length"]
-    assert run(RowStops({5}, None, [2]), [1], [1]) == ["context"]
+    assert run(RowStops([row(2, 2, {5})]), [1], [5]) == ["eos"]
+    assert run(RowStops([row(2, 2, {5})]), [1], [1]) == ["length"]
+    assert run(RowStops([row(2, None, {5})]), [1], [1]) == ["context"]
+    assert run(RowStops([RowLimits(2, 2, (), {5})]), [1], [5]) == ["stop"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "before", "after"),
+    [([1], None, "stop"), ([1, 1], "length", "stop"), ([5], "eos", "eos")],
+)
+def test_a_stop_string_ends_a_row(tokens: list[int], before: str | None, after: str) -> None:
+    stops = RowStops([row(9, 2, {5}), row(9)])
+    for token in tokens:
+        stops.update([token, 1])
+    assert stops.reasons == [before, None]
+    stops.stop(0)
+    assert stops.reasons == [after, None]
 
 
 def test_without_eos_only_limits_stop() -> None:
-    assert run(RowStops(set(), 3, [100]), [0], [5]) == [None]
-    assert run(RowStops(set(), 3, [100]), [0], [5], [0]) == ["length"]
+    assert run(RowStops([row(100, 3)]), [0], [5]) == [None]
+    assert run(RowStops([row(100, 3)]), [0], [5], [0]) == ["length"]
