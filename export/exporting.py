@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -125,7 +126,9 @@ def _states(graph: ir.Graph, update: str) -> tuple[StateSpec, ...]:
         if present not in presents or value.shape is None or value.dtype is None:
             raise ValueError(f"{name} has no {present}, shape or type")
         shape = tuple(dim if isinstance(dim, int) else str(dim) for dim in value.shape)
-        states.append(StateSpec(name, present, value.dtype.numpy().name, shape, update))
+        twin = io_spec.twin_of(present)
+        spec = StateSpec(name, present, value.dtype.numpy().name, shape, update)
+        states.append(dataclasses.replace(spec, twin=twin) if twin in presents else spec)
     return tuple(states)
 
 

@@ -30,8 +30,9 @@ class FlatDecoder(nn.Module):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, past: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
-        """`past` alternates keys and values; returns logits, then presents in the same order."""
-        caches = list(zip(past[0::2], past[1::2], strict=True))
+        """`past` holds every layer's states in order; returns logits, then presents in the same order."""
+        states = iter(past)
+        caches = [tuple(next(states) for _ in kept) for kept in self.model.state_shapes]
         logits, present = self.model(input_ids, attention_mask, caches)
         return logits.float(), *(tensor for cache in present for tensor in cache)
 
@@ -48,11 +49,15 @@ def trace(model: DecoderLM, lowering: Lowering) -> ir.Model:
         [batch_size, sequence_length, vocab_size] and the present, every initializer under its
         parameter's name.
     """
-    heads, width = model.cache_shape
-    layers = len(model.layers)
     weight = model.embed_tokens.weight
+    parts = [
+        (layer, part, shape)
+        for layer, kept in enumerate(model.state_shapes)
+        for part, shape in kept.items()
+    ]
     past = [
-        weight.new_zeros((_SAMPLE_BATCH, heads, _SAMPLE_PAST, width)) for _ in range(2 * layers)
+        weight.new_zeros((_SAMPLE_BATCH, heads, _SAMPLE_PAST, width))
+        for _, _, (heads, width) in parts
     ]
     ids = torch.zeros((_SAMPLE_BATCH, _SAMPLE_NEW), dtype=torch.int64)
     mask = torch.ones((_SAMPLE_BATCH, _SAMPLE_PAST + _SAMPLE_NEW), dtype=torch.int64)
@@ -61,7 +66,7 @@ def trace(model: DecoderLM, lowering: Lowering) -> ir.Model:
     shapes = {
         "input_ids": rows_and_columns,
         "attention_mask": rows_and_columns,
-        "past": [{0: dynamic, 2: dynamic}] * (2 * layers),
+        "past": [{0: dynamic, 2: dynamic}] * len(parts),
     }
     with _quiet(), torch.no_grad():
         program = torch.export.export(
@@ -74,7 +79,7 @@ def trace(model: DecoderLM, lowering: Lowering) -> ir.Model:
     if exported is None:
         raise RuntimeError("torch.onnx.export returned nothing for a traced program")
     graph_model: ir.Model = exported.model
-    _name_inputs_and_outputs(graph_model.graph, layers)
+    _name_inputs_and_outputs(graph_model.graph, [(layer, part) for layer, part, _ in parts])
     _name_axes(graph_model.graph)
     _name_initializers(graph_model.graph)
     return graph_model
@@ -94,8 +99,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _name_inputs_and_outputs(graph: ir.Graph, layers: int) -> None:
-    parts = [(i, part) for i in range(layers) for part in ("key", "value")]
+def _name_inputs_and_outputs(graph: ir.Graph, parts: Sequence[tuple[int, str]]) -> None:
     inputs = [
         io_spec.INPUT_IDS,
         io_spec.ATTENTION_MASK,

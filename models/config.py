@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from onnxlm.errors import ConfigError
+from onnxlm.models.layers.activation import ACTIVATIONS
 from onnxlm.models.layers.rotary import ROPE_TYPES, RopeConfig
 
 T = TypeVar("T", int, float, bool, str)
@@ -43,32 +44,42 @@ IGNORED_KEYS = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Numbers that fix a decoder-only model's function, by Hugging Face key name.
+    """Numbers that every decoder-only model has, by Hugging Face key name; families add theirs by subclass.
 
     Attributes:
         model_type: Name of the architecture's file.
-        head_dim: Width of one attention head; need not be hidden_size / num_attention_heads.
-        rope: Rotary settings.
-        extra: Keys only one family has.
+        max_position_embeddings: Most positions of a row.
     """
 
     model_type: str
     vocab_size: int
     hidden_size: int
-    intermediate_size: int
     num_hidden_layers: int
     num_attention_heads: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryConfig(ModelConfig):
+    """What most families since Llama have besides.
+
+    Attributes:
+        head_dim: Width of one attention head; need not be hidden_size / num_attention_heads.
+        rope: Rotary settings.
+        hidden_act: Name of the activation, see `layers/activation.py`.
+    """
+
+    intermediate_size: int
     num_key_value_heads: int
     head_dim: int
-    max_position_embeddings: int
     rms_norm_eps: float
     rope: RopeConfig
-    tie_word_embeddings: bool
+    hidden_act: str = "silu"
     attention_bias: bool = False
     mlp_bias: bool = False
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ConfigReader:
@@ -109,6 +120,19 @@ class ConfigReader:
             )
         return value
 
+    def optional(self, key: str, kind: type[T]) -> T | None:
+        """The value of `key` as `kind`; None where it is absent or null.
+
+        Raises:
+            ConfigError: It has another type.
+        """
+        self._read.add(key)
+        return None if self._raw.get(key) is None else self.get(key, kind)
+
+    def unused(self, key: str) -> None:
+        """Take note of a key that changes no number of this family."""
+        self._read.add(key)
+
     def positive(self, key: str, default: int | None = None) -> int:
         """An int above 0."""
         value = self.get(key, int, default)
@@ -127,13 +151,17 @@ class ConfigReader:
                 allowed=", ".join(map(repr, allowed)),
             )
 
-    def rope(self) -> RopeConfig:
-        """Rotary settings from `rope_parameters`, or from `rope_scaling` with a top-level `rope_theta`."""
+    def rope(self, theta: float = 10000.0) -> RopeConfig:
+        """Rotary settings from `rope_parameters`, or from `rope_scaling` with a top-level `rope_theta`.
+
+        Args:
+            theta: The base where the config does not say.
+        """
         self._read |= {"rope_parameters", "rope_scaling", "rope_theta"}
         raw = dict(self._raw.get("rope_parameters") or self._raw.get("rope_scaling") or {})
         legacy_type = raw.pop("type", "default")
         rope_type = raw.pop("rope_type", legacy_type)
-        theta = raw.pop("rope_theta", self._raw.get("rope_theta", 10000.0))
+        base = raw.pop("rope_theta", self._raw.get("rope_theta", theta))
         if rope_type not in ROPE_TYPES:
             raise ConfigError(
                 f"{self._source}: rope_type is not supported",
@@ -150,8 +178,70 @@ class ConfigReader:
                 allowed=", ".join(sorted(spec.required | spec.optional)) or "none",
             )
         return RopeConfig(
-            str(rope_type), float(theta), {k: v for k, v in raw.items() if v is not None}
+            str(rope_type), float(base), {k: v for k, v in raw.items() if v is not None}
         )
+
+    def activation(self, key: str = "hidden_act", default: str = "silu") -> str:
+        """The name of an activation.
+
+        Raises:
+            ConfigError: There is none of that name.
+        """
+        name = self.get(key, str, default)
+        if name not in ACTIVATIONS:
+            raise ConfigError(
+                f"{self._source}: field '{key}' is no activation that is supported",
+                found=repr(name),
+                allowed=", ".join(ACTIVATIONS),
+            )
+        return name
+
+    def model_fields(self, tied: bool = False) -> dict[str, Any]:
+        """Fields of `ModelConfig` under the names that most families use.
+
+        Args:
+            tied: Whether head and embedding are one where the config does not say.
+        """
+        return {
+            "model_type": self.get("model_type", str),
+            "vocab_size": self.positive("vocab_size"),
+            "hidden_size": self.positive("hidden_size"),
+            "num_hidden_layers": self.positive("num_hidden_layers"),
+            "num_attention_heads": self.positive("num_attention_heads"),
+            "max_position_embeddings": self.positive("max_position_embeddings", 2048),
+            "tie_word_embeddings": self.get("tie_word_embeddings", bool, tied),
+        }
+
+    def rotary_fields(
+        self,
+        *,
+        tied: bool = False,
+        eps: float = 1e-6,
+        theta: float = 10000.0,
+        biases: bool = True,
+    ) -> dict[str, Any]:
+        """Fields of `RotaryConfig` under the names that most families use.
+
+        Args:
+            tied: Whether head and embedding are one where the config does not say.
+            eps: `rms_norm_eps` where the config does not say.
+            theta: `rope_theta` where the config does not say.
+            biases: Whether the family has `attention_bias` and `mlp_bias`.
+        """
+        fields = self.model_fields(tied)
+        heads = fields["num_attention_heads"]
+        fields |= {
+            "intermediate_size": self.positive("intermediate_size"),
+            "num_key_value_heads": self.positive("num_key_value_heads"),
+            "head_dim": self.positive("head_dim", fields["hidden_size"] // heads),
+            "rms_norm_eps": self.get("rms_norm_eps", float, eps),
+            "rope": self.rope(theta),
+            "hidden_act": self.activation(),
+        }
+        if biases:
+            fields["attention_bias"] = self.get("attention_bias", bool, False)
+            fields["mlp_bias"] = self.get("mlp_bias", bool, False)
+        return fields
 
     def finish(self) -> None:
         """Refuse keys that nothing has read: what changes numbers is never ignored.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxlm.models.checkpoint import Checkpoint, read
+from onnxlm.models.checkpoint.matching import outline
 from onnxlm.models.layers.decoder import DecoderLM
 
 
@@ -22,9 +23,8 @@ def load(source: str | Path | Checkpoint, dtype: torch.dtype = torch.float32) ->
         The model in evaluation mode; tied weights are one parameter.
     """
     checkpoint = source if isinstance(source, Checkpoint) else read(source)
-    # On the meta device a module costs nothing, so that each weight is allocated once, by its reader.
-    with torch.device("meta"):
-        model = checkpoint.architecture.build(checkpoint.config)
+    # Each weight is allocated once, by its reader.
+    model = outline(checkpoint.architecture, checkpoint.config)
     owners = _owners(model)
     for name, value in checkpoint.state():
         _assign(owners[name], value.to(dtype))

@@ -10,6 +10,7 @@ from onnxlm.errors import ConfigError
 from onnxlm.models import architectures
 from onnxlm.models.config import ConfigReader, ModelConfig
 from onnxlm.models.layers.decoder import DecoderLM
+from onnxlm.models.weight_rules import Rules
 from onnxlm.plugins import Registry
 
 if TYPE_CHECKING:
@@ -23,16 +24,18 @@ class Architecture:
     Attributes:
         parse_config: Reads a Hugging Face config; refuses what would change numbers unread.
         build: Makes the eager module, weights uninitialised or default-initialised.
-        weight_map: Checkpoint tensor name -> parameter name of the module. "{i}" stands for a layer
-            number; None means that the tensor is known and not needed.
-        gguf: Reads a GGUF file's metadata into a Hugging Face config; None when GGUF has no such family.
+        rules: What becomes of a checkpoint's tensors, by name template, see `weight_rules`.
         tiny: A Hugging Face config of a model small enough for tests.
+        variants: Changes to it, by a name, that together switch on every option that changes numbers; each
+            is tested like `tiny`.
+        gguf: Reads a GGUF file's metadata into a Hugging Face config; None when GGUF has no such family.
     """
 
     parse_config: Callable[[ConfigReader], ModelConfig]
-    build: Callable[[ModelConfig], DecoderLM]
-    weight_map: Mapping[str, str | None]
+    build: Callable[[Any], DecoderLM]
+    rules: Rules
     tiny: Mapping[str, Any]
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     gguf: GgufFamily | None = None
 
 
@@ -43,16 +46,16 @@ class GgufFamily:
     Attributes:
         architecture: The file's `general.architecture`.
         config: (metadata without the architecture prefix, all metadata) -> Hugging Face config.
-        weight_map: GGUF tensor name -> checkpoint tensor name (the keys of `Architecture.weight_map`).
-        permuted: Checkpoint name -> config key of its head count: rows stored in llama.cpp's
-            interleaved rotary order that loading must undo.
+        rules: What becomes of the file's tensors, by name template.
+        permuted: Name template -> config field of its head count: rows stored in llama.cpp's interleaved
+            rotary order that loading must undo.
         flags: Config key -> GGUF tensor whose presence makes it true: the metadata does not say.
     """
 
     architecture: str
     config: Callable[[FamilyMetadata, Mapping[str, Any]], dict[str, Any]]
-    weight_map: Mapping[str, str]
-    permuted: Mapping[str, str]
+    rules: Rules
+    permuted: Mapping[str, str] = field(default_factory=dict)
     flags: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -55,6 +55,8 @@ def observe(
             io_spec.ATTENTION_MASK: np.ones_like(ids),
             **empty,
         }
+        # What makes the values may not need every input: the caches of later layers are cut off.
+        feeds = {value.name: feeds[value.name] for value in session.get_inputs()}
         for name, values in zip(names, session.run(names, feeds), strict=True):
             observer(name, values.reshape(-1, values.shape[-1]))
     progress("calibrate", len(windows), len(windows))

@@ -25,3 +25,10 @@ def rotate(
         version=23,
     )
     return turned
+
+
+def turn(
+    x: Tensor, position_ids: Tensor, cos: Tensor, sin: Tensor, heads: int, interleaved: bool
+) -> Tensor:
+    """The custom op `onnxlm::rotary`."""
+    return rotate(x, position_ids, cos, sin, heads, interleaved)

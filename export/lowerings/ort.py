@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-import onnxlm.models.layers.cached_attention  # noqa: F401  registers the op
+import onnxlm.models.layers.experts
+import onnxlm.models.layers.latent_attention
+import onnxlm.models.layers.rotate  # noqa: F401  these register the ops
 from onnxlm.errors import ExportError
 from onnxlm.export.lowerings import Lowering
-from onnxlm.export.lowerings._rotary import rotate
+from onnxlm.export.lowerings._rotary import rotate, turn
+from onnxlm.models.layers.distance_bias import by_distance
 
 
 def _cached_attention(
@@ -21,6 +26,8 @@ def _cached_attention(
     position_ids: Tensor,
     cos: Tensor | None,
     sin: Tensor | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
     num_heads: int,
     num_kv_heads: int,
     scale: float,
@@ -51,7 +58,7 @@ def _cached_attention(
     present = (batch, heads, columns + new_tokens, width)
     outputs = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
-        [*inputs, *[None] * 7, query_lengths],
+        [*inputs, None, bias, sinks, *[None] * 4, query_lengths],
         {
             "num_heads": num_heads,
             "kv_num_heads": num_kv_heads,
@@ -68,6 +75,95 @@ def _cached_attention(
     return outputs[0], outputs[1], outputs[2]
 
 
+def _latent_attention(
+    query: Tensor,
+    latent: Tensor,
+    past: Tensor,
+    attention_mask: Tensor,
+    num_heads: int,
+    value_width: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """GroupQueryAttention with one key-value head, which reads keys and values from the same cache.
+
+    It takes values as wide as keys; what is behind `value_width` is cut off its outcome.
+    """
+    mixed, present, _ = _cached_attention(
+        query,
+        latent,
+        latent,
+        past,
+        past,
+        attention_mask,
+        attention_mask[:, :0],
+        cos=None,
+        sin=None,
+        bias=None,
+        sinks=None,
+        num_heads=num_heads,
+        num_kv_heads=1,
+        scale=scale,
+        sliding_window=0,
+        softcap=0.0,
+        interleaved=False,
+    )
+    heads = mixed.reshape(*mixed.shape[:2], num_heads, -1)
+    return heads[..., :value_width].flatten(-2), present
+
+
+def _distance_bias(table: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Tensor:
+    """A row's tokens lie left-aligned in the cache: a column's number is its token's position."""
+    columns = torch.arange(attention_mask.shape[1], device=table.device)
+    return by_distance(table, position_ids, columns[None])
+
+
+# Logit of an expert that is not chosen: softmax makes it 0.
+_NOT_CHOSEN = -1e4
+# Below any routing weight that matters, and still with a logarithm.
+_LEAST_WEIGHT = 1e-30
+
+
+def _experts(
+    x: Tensor,
+    indices: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    gate_up_bias: Tensor | None,
+    down: Tensor,
+    down_bias: Tensor | None,
+    alpha: float,
+    shift: float,
+    limit: float,
+) -> Tensor:
+    """MoE, which routes by the softmax of logits: given logarithms of weights it uses weights / their sum.
+
+    One token runs only its own experts.
+    """
+    top_k = indices.shape[-1]
+    shares = weights.flatten(0, 1).to(x.dtype)
+    logits = shares.new_full((shares.shape[0], gate_up.shape[0]), _NOT_CHOSEN)
+    logits = logits.scatter(1, indices.flatten(0, 1), shares.clamp(min=_LEAST_WEIGHT).log())
+    attributes: dict[str, Any] = {
+        "activation_type": "swiglu",
+        "swiglu_fusion": 1,
+        "k": top_k,
+        "normalize_routing_weights": 1,
+        "activation_alpha": alpha,
+        "activation_beta": shift,
+    }
+    if limit:
+        attributes["swiglu_limit"] = limit
+    mixed: Tensor = torch.onnx.ops.symbolic(
+        "com.microsoft::MoE",
+        [x, logits, gate_up, gate_up_bias, down, down_bias],
+        attributes,
+        dtype=x.dtype,
+        shape=x.shape,
+        version=1,
+    )
+    return mixed * weights.sum(-1, keepdim=True).to(x.dtype)
+
+
 def _check_width(head_dim: int) -> None:
     if head_dim % 8:
         raise ExportError(
@@ -81,6 +177,19 @@ def _check_width(head_dim: int) -> None:
 LOWERING = Lowering(
     opset=23,
     state_update="in_place",
-    decompositions={torch.ops.onnxlm.cached_attention.default: _cached_attention},
-    passes=("torch_layout", "silu", "packed_qkv", "merged_gate_up", "skip_norm"),
+    decompositions={
+        torch.ops.onnxlm.cached_attention.default: _cached_attention,
+        torch.ops.onnxlm.latent_attention.default: _latent_attention,
+        torch.ops.onnxlm.distance_bias.default: _distance_bias,
+        torch.ops.onnxlm.rotary.default: turn,
+        torch.ops.onnxlm.experts.default: _experts,
+    },
+    passes=(
+        "torch_layout",
+        "silu",
+        "packed_qkv",
+        "merged_gate_up",
+        "skip_norm",
+        "latent_cache",
+    ),
 )

@@ -8,96 +8,53 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from onnxlm.models.config import ConfigReader, ModelConfig
-from onnxlm.models.layers.attention import GroupedQueryAttention
+from onnxlm.models.architectures._common import LAYER, OUTER, embedding_and_head
+from onnxlm.models.config import ConfigReader, RotaryConfig
+from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
 from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
 from onnxlm.models.layers.mlp import GatedMLP
 from onnxlm.models.layers.norm import RMSNorm
 from onnxlm.models.layers.rotary import rope_tables
 from onnxlm.models.registry import Architecture, GgufFamily
+from onnxlm.models.weight_rules import under
 
 if TYPE_CHECKING:
     from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
-def _parse_config(reader: ConfigReader) -> ModelConfig:
-    heads = reader.positive("num_attention_heads")
-    hidden = reader.positive("hidden_size")
-    reader.only("hidden_act", "silu")
-    config = ModelConfig(
-        model_type="llama",
-        vocab_size=reader.positive("vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=reader.positive("intermediate_size"),
-        num_hidden_layers=reader.positive("num_hidden_layers"),
-        num_attention_heads=heads,
-        num_key_value_heads=reader.positive("num_key_value_heads"),
-        head_dim=reader.positive("head_dim", hidden // heads),
-        max_position_embeddings=reader.positive("max_position_embeddings", 2048),
-        rms_norm_eps=reader.get("rms_norm_eps", float, 1e-6),
-        rope=reader.rope(),
-        tie_word_embeddings=reader.get("tie_word_embeddings", bool, False),
-        attention_bias=reader.get("attention_bias", bool, False),
-        mlp_bias=reader.get("mlp_bias", bool, False),
-    )
+def _parse_config(reader: ConfigReader) -> RotaryConfig:
+    config = RotaryConfig(**reader.rotary_fields())
     reader.finish()
     return config
 
 
-def _build(config: ModelConfig) -> DecoderLM:
+def _build(config: RotaryConfig) -> DecoderLM:
     spec = AttentionSpec(
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
         scale=config.head_dim**-0.5,
     )
+    options = AttentionOptions(qkv_bias=config.attention_bias, out_bias=config.attention_bias)
 
     def layer() -> DecoderLayer:
         return DecoderLayer(
-            GroupedQueryAttention(
-                config.hidden_size, config.head_dim, spec, bias=config.attention_bias
+            Attention(config.hidden_size, config.head_dim, spec, options),
+            GatedMLP(
+                config.hidden_size, config.intermediate_size, config.mlp_bias, config.hidden_act
             ),
-            GatedMLP(config.hidden_size, config.intermediate_size, bias=config.mlp_bias),
             RMSNorm(config.hidden_size, config.rms_norm_eps),
             RMSNorm(config.hidden_size, config.rms_norm_eps),
         )
 
-    embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-    head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-    if config.tie_word_embeddings:
-        head.weight = embedding.weight
+    embedding, head = embedding_and_head(config)
     return DecoderLM(
         embedding,
         [layer() for _ in range(config.num_hidden_layers)],
         RMSNorm(config.hidden_size, config.rms_norm_eps),
         head,
-        (config.num_key_value_heads, config.head_dim),
-        rope_tables(config.rope, config.head_dim, config.max_position_embeddings),
+        {"default": rope_tables(config.rope, config.head_dim, config.max_position_embeddings)},
     )
-
-
-_LAYER_TENSORS = (
-    "self_attn.q_proj",
-    "self_attn.k_proj",
-    "self_attn.v_proj",
-    "self_attn.o_proj",
-    "mlp.gate_proj",
-    "mlp.up_proj",
-    "mlp.down_proj",
-    "input_layernorm",
-    "post_attention_layernorm",
-)
-_WEIGHT_MAP: dict[str, str | None] = {
-    "model.embed_tokens.weight": "embed_tokens.weight",
-    "model.norm.weight": "norm.weight",
-    "lm_head.weight": "lm_head.weight",
-    "model.layers.{i}.self_attn.rotary_emb.inv_freq": None,
-}
-for _name in _LAYER_TENSORS:
-    for _part in ("weight", "bias"):
-        _WEIGHT_MAP[f"model.layers.{{i}}.{_name}.{_part}"] = f"layers.{{i}}.{_name}.{_part}"
 
 
 def _gguf_config(own: FamilyMetadata, everything: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,25 +101,21 @@ _GGUF_LAYER = {
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
-    weight_map=_WEIGHT_MAP,
+    rules={**OUTER, **under("model.layers.{i}", LAYER)},
     gguf=GgufFamily(
         architecture="llama",
         config=_gguf_config,
-        weight_map={
-            "token_embd.weight": "model.embed_tokens.weight",
-            "output_norm.weight": "model.norm.weight",
+        rules={
+            "token_embd.weight": "embed_tokens.weight",
+            "output_norm.weight": "norm.weight",
             "output.weight": "lm_head.weight",
-            **{
-                f"blk.{{i}}.{short}.{part}": f"model.layers.{{i}}.{name}.{part}"
-                for short, name in _GGUF_LAYER.items()
-                for part in ("weight", "bias")
-            },
+            **under("blk.{i}", _GGUF_LAYER),
         },
         permuted={
-            "model.layers.{i}.self_attn.q_proj.weight": "num_attention_heads",
-            "model.layers.{i}.self_attn.k_proj.weight": "num_key_value_heads",
-            "model.layers.{i}.self_attn.q_proj.bias": "num_attention_heads",
-            "model.layers.{i}.self_attn.k_proj.bias": "num_key_value_heads",
+            "blk.{i}.attn_q.weight": "num_attention_heads",
+            "blk.{i}.attn_k.weight": "num_key_value_heads",
+            "blk.{i}.attn_q.bias": "num_attention_heads",
+            "blk.{i}.attn_k.bias": "num_key_value_heads",
         },
         flags={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"},
     ),
@@ -182,5 +135,31 @@ ARCHITECTURE = Architecture(
         "tie_word_embeddings": True,
         "attention_bias": False,
         "mlp_bias": False,
+    },
+    variants={
+        "biases, one KV head, llama3": {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "num_key_value_heads": 1,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 500.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+        },
+        "untied, all KV heads, narrow, yarn": {
+            "tie_word_embeddings": False,
+            "num_key_value_heads": 4,
+            "head_dim": 24,  # a width that GroupQueryAttention does not rotate
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 500.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+        },
     },
 )

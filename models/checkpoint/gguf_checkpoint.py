@@ -20,6 +20,7 @@ from onnxlm.models.checkpoint.matching import NameMap, listed, match
 from onnxlm.models.checkpoint.tensors import LazyQuantized, StoredTensor
 from onnxlm.models.config import ConfigReader, ModelConfig
 from onnxlm.models.registry import GgufFamily
+from onnxlm.models.weight_rules import targets
 
 
 def read_gguf(path: Path) -> Checkpoint:
@@ -35,7 +36,7 @@ def read_gguf(path: Path) -> Checkpoint:
     raw_config = family.config(own, file.metadata)
     own.finish()
     raw_config |= {key: tensor in file.tensors for key, tensor in family.flags.items()}
-    head = next(name for name, new in family.weight_map.items() if new == "lm_head.weight")
+    head = next(name for name, rule in family.rules.items() if "lm_head.weight" in targets(rule))
     # llama.cpp writes no head for a model whose embedding serves as one.
     raw_config["tie_word_embeddings"] = head not in file.tensors
     vocabulary = read_vocabulary(file.metadata, path.name)
@@ -46,7 +47,8 @@ def read_gguf(path: Path) -> Checkpoint:
     if vocabulary is not None:
         vocabulary.fits(config.vocab_size)
         tokenizer = tokenizer_files(vocabulary, file.metadata.get("tokenizer.chat_template"))
-    tensors = match(_by_checkpoint_name(file, family, config), architecture, config, path.name)
+    stored = _stored(file, family, config)
+    tensors = match(stored, family.rules, architecture, config, path.name)
     return Checkpoint(
         path=path,
         kind="gguf",
@@ -61,12 +63,10 @@ def read_gguf(path: Path) -> Checkpoint:
     )
 
 
-def _by_checkpoint_name(
-    file: GgufFile, family: GgufFamily, config: ModelConfig
-) -> dict[str, StoredTensor]:
-    names = NameMap(family.weight_map)
-    head_counts = NameMap(family.permuted)
-    unknown = [name for name in file.tensors if name not in names]
+def _stored(file: GgufFile, family: GgufFamily, config: ModelConfig) -> dict[str, StoredTensor]:
+    """The file's tensors by name, rows in the order that the module has."""
+    known, head_counts = NameMap(family.rules), NameMap(family.permuted)
+    unknown = [name for name in file.tensors if known.find(name) is None]
     if unknown:
         raise CheckpointError(
             f"{file.path.name}: tensors that this architecture does not know",
@@ -75,14 +75,12 @@ def _by_checkpoint_name(
         )
     stored: dict[str, StoredTensor] = {}
     for name, tensor in file.tensors.items():
-        renamed = names.rename(name)
-        if renamed is None:
-            continue
+        permuted = head_counts.find(name)
         order = None
-        if renamed in head_counts:
-            heads = getattr(config, str(head_counts.rename(renamed)))
+        if permuted is not None:
+            heads = getattr(config, permuted[0])
             order = _row_order(name, int(tensor.shape[-1]), heads, file.path.name)
-        stored[renamed] = stored_tensor(file, tensor, order)
+        stored[name] = stored_tensor(file, tensor, order)
     return stored
 
 

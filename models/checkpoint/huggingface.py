@@ -36,7 +36,13 @@ def read_huggingface(folder: Path) -> Checkpoint:
     return dataclasses.replace(
         described,
         provenance={"files": {path.name: path.stat().st_size for path in files}},
-        tensors=match(stored, described.architecture, described.config, str(folder)),
+        tensors=match(
+            stored,
+            described.architecture.rules,
+            described.architecture,
+            described.config,
+            str(folder),
+        ),
     )
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 
 from onnxlm.errors import CheckpointError
+from onnxlm.models.checkpoint.assembling import cut, stacked
 from onnxlm.models.checkpoint.tensors import StoredTensor
 from onnxlm.models.config import ModelConfig
+from onnxlm.models.layers.decoder import DecoderLM
 from onnxlm.models.registry import Architecture
+from onnxlm.models.weight_rules import Cut, Rules, Stack, targets
 
 _LISTED = 8  # names printed of a longer list
 
@@ -22,33 +27,48 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(ordered[:_LISTED]) + more
 
 
-class NameMap:
-    """Renames by a table whose "{i}" stands for a layer number.
+@dataclass(frozen=True)
+class Place:
+    """Which layer and which expert a stored tensor belongs to; "" for none."""
 
-    Args:
-        table: Template -> template of the new name; None marks a name as known and not needed.
-    """
+    layer: str = ""
+    expert: str = ""
 
-    def __init__(self, table: Mapping[str, str | None]) -> None:
-        self._rules = [
-            (re.compile(re.escape(old).replace(r"\{i\}", r"(\d+)")), new)
-            for old, new in table.items()
-        ]
+    def fill(self, template: str) -> str:
+        """The template with its numbers."""
+        return template.replace("{i}", self.layer).replace("{e}", self.expert)
 
-    def __contains__(self, name: str) -> bool:
-        return any(pattern.fullmatch(name) for pattern, _ in self._rules)
 
-    def rename(self, name: str) -> str | None:
-        """The new name; None for one that is not needed.
+T = TypeVar("T")
 
-        Raises:
-            KeyError: The table does not know the name.
-        """
-        for pattern, new in self._rules:
+
+class NameMap(Generic[T]):
+    """A table whose keys are templates: "{i}" stands for a layer number, "{e}" for an expert's."""
+
+    def __init__(self, table: Mapping[str, T]) -> None:
+        self._rows = [(_pattern(template), value) for template, value in table.items()]
+
+    def find(self, name: str) -> tuple[T, Place] | None:
+        """The value of the template that `name` fits, and its numbers; None where there is none."""
+        for pattern, value in self._rows:
             match = pattern.fullmatch(name)
             if match:
-                return new if new is None else new.replace("{i}", "".join(match.groups()))
-        raise KeyError(name)
+                numbers = match.groupdict()
+                return value, Place(numbers.get("i") or "", numbers.get("e") or "")
+        return None
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    escaped = re.escape(template)
+    for letter in "ie":
+        escaped = escaped.replace(rf"\{{{letter}\}}", rf"(?P<{letter}>\d+)")
+    return re.compile(escaped)
+
+
+def outline(architecture: Architecture, config: ModelConfig) -> DecoderLM:
+    """The module without its weights: on the meta device it takes no memory."""
+    with torch.device("meta"):
+        return architecture.build(config)
 
 
 def parameters_of(
@@ -59,8 +79,7 @@ def parameters_of(
     Returns:
         Shape of each parameter by its first name, and the first name of each further name (tied weights).
     """
-    with torch.device("meta"):
-        module = architecture.build(config)
+    module = outline(architecture, config)
     shapes: dict[str, tuple[int, ...]] = {}
     aliases: dict[str, str] = {}
     first: dict[int, str] = {}
@@ -75,6 +94,7 @@ def parameters_of(
 
 def match(
     stored: Mapping[str, StoredTensor],
+    rules: Rules,
     architecture: Architecture,
     config: ModelConfig,
     source: str,
@@ -82,8 +102,9 @@ def match(
     """Assign every stored tensor to a parameter.
 
     Args:
-        stored: Tensors by checkpoint name (the keys of the architecture's weight map).
-        architecture: Gives the weight map and the module.
+        stored: Tensors by their names in the checkpoint.
+        rules: What becomes of them.
+        architecture: Gives the module.
         config: Gives the shapes.
         source: File or folder, for messages.
 
@@ -95,26 +116,46 @@ def match(
             from its twin.
     """
     shapes, aliases = parameters_of(architecture, config)
-    names = NameMap(architecture.weight_map)
-    found: dict[str, StoredTensor] = {}
-    unexpected = []
-    for name, tensor in stored.items():
-        parameter = names.rename(name) if name in names else name
-        if parameter is None:
-            continue
-        if name not in names or parameter not in shapes.keys() | aliases.keys():
-            unexpected.append(tensor.name)
-        else:
-            found[parameter] = tensor
+    found, unexpected = _placed(stored, rules, config, shapes.keys() | aliases.keys(), source)
     _refuse_unexpected(unexpected, source)
     twins = {name: tensor for name, tensor in found.items() if name in aliases}
     for alias, tensor in twins.items():
         found.setdefault(aliases[alias], tensor)
-    _refuse_missing(shapes.keys() - found.keys(), architecture, source)
+    _refuse_missing(shapes.keys() - found.keys(), rules, source)
     _refuse_shapes(found, shapes | {alias: shapes[name] for alias, name in aliases.items()}, source)
     for alias, tensor in twins.items():
         _refuse_different(tensor, found[aliases[alias]], source)
     return {name: found[name] for name in shapes}
+
+
+def _placed(
+    stored: Mapping[str, StoredTensor],
+    rules: Rules,
+    config: ModelConfig,
+    parameters: Set[str],
+    source: str,
+) -> tuple[dict[str, StoredTensor], list[str]]:
+    """What each parameter is read from, and stored names that belong to none."""
+    names = NameMap(rules)
+    found: dict[str, StoredTensor] = {}
+    stacks: dict[str, dict[tuple[int, int], StoredTensor]] = {}
+    slots: dict[str, int] = {}
+    unexpected = []
+    for name, tensor in stored.items():
+        rule, place = names.find(name) or (name, Place())
+        filled = [place.fill(target) for target in targets(rule)]
+        if not set(filled) <= parameters:
+            unexpected.append(tensor.name)
+        elif isinstance(rule, Stack):
+            slots[filled[0]] = rule.slots
+            stacks.setdefault(filled[0], {})[int(place.expert), rule.slot] = tensor
+        elif isinstance(rule, Cut):
+            found |= zip(filled, cut(tensor, rule, config), strict=True)
+        elif rule is not None:
+            found[filled[0]] = tensor
+    for name, pieces in stacks.items():
+        found[name] = stacked(name, pieces, slots[name], source)
+    return found, unexpected
 
 
 def _refuse_unexpected(names: list[str], source: str) -> None:
@@ -126,9 +167,12 @@ def _refuse_unexpected(names: list[str], source: str) -> None:
         )
 
 
-def _refuse_missing(parameters: Iterable[str], architecture: Architecture, source: str) -> None:
-    stored_names = NameMap({new: old for old, new in architecture.weight_map.items() if new})
-    names = [str(stored_names.rename(parameter)) for parameter in parameters]
+def _refuse_missing(parameters: Iterable[str], rules: Rules, source: str) -> None:
+    origins = NameMap({new: old for old, rule in rules.items() for new in targets(rule)})
+    names = []
+    for parameter in parameters:
+        origin, place = origins.find(parameter) or (parameter, Place())
+        names.append(Place(place.layer, "*").fill(origin))
     if names:
         raise CheckpointError(
             f"{source}: tensors are missing: {listed(names)}",

@@ -33,6 +33,11 @@ class AttentionSpec:
     interleaved: bool = False
 
 
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """[..., heads * D] -> [..., heads, D]."""
+    return x.reshape(*x.shape[:-1], heads, x.shape[-1] // heads)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """Apply rotary position embedding to the first R widths of each head.
 
@@ -85,19 +90,27 @@ def visible_columns(attention_mask: Tensor, new_tokens: int, sliding_window: int
 
 
 def attend(
-    query: Tensor, key: Tensor, value: Tensor, visible: Tensor, spec: AttentionSpec
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    visible: Tensor,
+    spec: AttentionSpec,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """Scaled dot-product attention with grouped heads, soft-cap before mask, softmax in fp32.
+    """Scaled dot-product attention with grouped heads, soft-cap before bias and mask, softmax in fp32.
 
     Args:
         query: [B, H, S, D].
         key: [B, Hkv, T, D].
-        value: [B, Hkv, T, D].
+        value: [B, Hkv, T, Dv].
         visible: bool [B, S, T].
         spec: Heads, scale and soft-cap.
+        bias: Added to the scores, [B, H, S, T].
+        sinks: [H], a further score of every query whose share of the softmax is thrown away.
 
     Returns:
-        [B, S, H * D].
+        [B, S, H * Dv].
     """
     batch, heads, new_tokens, width = query.shape
     groups = heads // spec.num_kv_heads
@@ -106,9 +119,16 @@ def attend(
     scores = scores.reshape(batch, spec.num_kv_heads, groups, new_tokens, -1)
     if spec.softcap:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    if bias is not None:
+        scores = scores + bias.reshape(scores.shape)
     # finfo.min, not -inf: a padding query that sees nothing must give a number, not NaN.
     scores = scores.masked_fill(~visible[:, None, None], torch.finfo(scores.dtype).min)
+    if sinks is not None:
+        sink = sinks.reshape(1, spec.num_kv_heads, groups, 1, 1).expand(*scores.shape[:4], 1)
+        scores = torch.cat((scores, sink.to(scores.dtype)), dim=-1)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(value.dtype)
+    if sinks is not None:
+        weights = weights[..., :-1]
     mixed = weights.reshape(batch, spec.num_kv_heads, groups * new_tokens, -1) @ value
     mixed = mixed.reshape(batch, heads, new_tokens, value.shape[-1])
     return mixed.transpose(1, 2).reshape(batch, new_tokens, -1)
@@ -122,6 +142,8 @@ def _reference(
     attention_mask: Tensor,
     position_ids: Tensor,
     tables: tuple[Tensor, Tensor] | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
     spec: AttentionSpec,
 ) -> tuple[Tensor, Tensor, Tensor]:
     batch, new_tokens = query.shape[:2]
@@ -135,7 +157,7 @@ def _reference(
     key = torch.cat((cache[0], key), dim=2)
     value = torch.cat((cache[1], value), dim=2)
     visible = visible_columns(attention_mask, new_tokens, spec.sliding_window)
-    return attend(query, key, value, visible, spec), key, value
+    return attend(query, key, value, visible, spec, bias, sinks), key, value
 
 
 @torch.library.custom_op("onnxlm::cached_attention", mutates_args=())
@@ -149,6 +171,8 @@ def cached_attention_op(
     position_ids: Tensor,
     cos: Tensor | None,
     sin: Tensor | None,
+    bias: Tensor | None,
+    sinks: Tensor | None,
     num_heads: int,
     num_kv_heads: int,
     scale: float,
@@ -161,7 +185,7 @@ def cached_attention_op(
     tables = None if cos is None or sin is None else (cos, sin)
     cache = (past_key, past_value)
     output, present_key, present_value = _reference(
-        query, key, value, cache, attention_mask, position_ids, tables, spec
+        query, key, value, cache, attention_mask, position_ids, tables, bias, sinks, spec
     )
     return output.contiguous(), present_key.contiguous(), present_value.contiguous()
 
@@ -191,6 +215,8 @@ def cached_attention(
     position_ids: Tensor,
     tables: tuple[Tensor, Tensor] | None,
     spec: AttentionSpec,
+    bias: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rotate query and key, append key and value to the cache, attend causally over real columns.
 
@@ -205,12 +231,16 @@ def cached_attention(
         position_ids: int64 [B, S], position of each new token within its row.
         tables: Rotary cosines and sines, each [M, R/2]; None for a model without rotary positions.
         spec: Heads, scale, window, soft-cap, pairing.
+        bias: Added to the scores, [B, H, S, T], see `distance_bias`.
+        sinks: A score [H] that takes part in the softmax and stands for no token.
 
     Returns:
         Attention output [B, S, H * D], present keys and present values [B, Hkv, P + S, D].
     """
     if not torch.compiler.is_exporting():
-        return _reference(query, key, value, cache, attention_mask, position_ids, tables, spec)
+        return _reference(
+            query, key, value, cache, attention_mask, position_ids, tables, bias, sinks, spec
+        )
     cos, sin = tables if tables is not None else (None, None)
     output: tuple[Tensor, Tensor, Tensor] = cached_attention_op(
         query,
@@ -221,6 +251,8 @@ def cached_attention(
         position_ids,
         cos,
         sin,
+        bias,
+        sinks,
         spec.num_heads,
         spec.num_kv_heads,
         spec.scale,

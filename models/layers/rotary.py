@@ -77,10 +77,24 @@ def _yarn(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tensor, flo
     return scaled, _yarn_attention_factor(p)
 
 
+def _temperature(factor: float, multiplier: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
+
+
+def yarn_score_factor(rope: RopeConfig) -> float:
+    """What attention scores are multiplied by beside their scale, where a config has `mscale_all_dim`.
+
+    Source: DeepSeek-AI, "DeepSeek-V2" (2024), section 3.1.4, and its published code.
+    """
+    everywhere = rope.parameters.get("mscale_all_dim", 0.0)
+    if rope.rope_type != "yarn" or not everywhere:
+        return 1.0
+    return _temperature(rope.parameters["factor"], everywhere) ** 2
+
+
 def _yarn_attention_factor(p: Mapping[str, float]) -> float:
     def temperature(multiplier: float) -> float:
-        factor = p["factor"]
-        return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
+        return _temperature(p["factor"], multiplier)
 
     if "attention_factor" in p:
         return p["attention_factor"]

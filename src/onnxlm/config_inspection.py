@@ -12,12 +12,12 @@ from onnxlm.inspection import Inspection, components_of, kv_cache_of
 from onnxlm.io_spec import StateSpec
 from onnxlm.models.checkpoint.folder import inside, read_json
 from onnxlm.models.checkpoint.huggingface import CONFIG
-from onnxlm.models.checkpoint.matching import parameters_of
+from onnxlm.models.checkpoint.matching import outline
 from onnxlm.models.checkpoint.safetensors_file import has_weights, read_folder
 from onnxlm.models.config import ConfigReader, ModelConfig
+from onnxlm.models.layers.decoder import DecoderLM
 from onnxlm.models.registry import architecture_names, find_architecture
 
-Shapes = dict[str, tuple[int, ...]]
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # Endings of class names whose models keep one self-attention cache that grows with every token.
 _DECODERS = ("ForCausalLM", "LMHeadModel")
@@ -48,7 +48,8 @@ def inspect_config(file: Path, kv_lengths: Sequence[int] | None) -> Inspection:
     raw = read_json(file)
     if raw.get("model_type") not in architecture_names():
         return _inspect_foreign(file, raw, kv_lengths)
-    config, shapes, tied = parse(raw, file.name)
+    config, module = parse(raw, file.name)
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     width = _BYTES.get(str(raw.get("dtype") or raw.get("torch_dtype") or "float32"), 4)
     sizes = {name: width * _count(shape) for name, shape in shapes.items()}
     return Inspection(
@@ -56,9 +57,9 @@ def inspect_config(file: Path, kv_lengths: Sequence[int] | None) -> Inspection:
         kind="config",
         model_type=config.model_type,
         context_length=config.max_position_embeddings,
-        components=components_of(sizes, shapes, tied),
+        components=components_of(sizes, shapes, config.tie_word_embeddings),
         kv_cache=kv_cache_of(
-            states_of(config.num_hidden_layers, config.num_key_value_heads, config.head_dim),
+            states_of(module.state_shapes),
             config.num_attention_heads,
             kv_lengths,
             config.max_position_embeddings,
@@ -67,8 +68,8 @@ def inspect_config(file: Path, kv_lengths: Sequence[int] | None) -> Inspection:
     )
 
 
-def parse(raw: Mapping[str, Any], source: str) -> tuple[ModelConfig, Shapes, bool]:
-    """A supported family's config, the shapes of its parameters, and whether the head is tied.
+def parse(raw: Mapping[str, Any], source: str) -> tuple[ModelConfig, DecoderLM]:
+    """A supported family's config, and the module without weights.
 
     Raises:
         ConfigError: The family is not supported, or a field is missing or wrong.
@@ -76,19 +77,28 @@ def parse(raw: Mapping[str, Any], source: str) -> tuple[ModelConfig, Shapes, boo
     reader = ConfigReader(raw, source)
     architecture = find_architecture(reader.get("model_type", str))
     config = architecture.parse_config(reader)
-    shapes, _ = parameters_of(architecture, config)
-    return config, shapes, config.tie_word_embeddings
+    return config, outline(architecture, config)
 
 
-def states_of(layers: int, kv_heads: int, head_dim: int, dtype: str = "float32") -> list[StateSpec]:
-    """The states that a package of such a model has."""
-    shape = (io_spec.BATCH, kv_heads, io_spec.PAST, head_dim)
+def states_of(
+    layers: Sequence[Mapping[str, tuple[int, int]]], dtype: str = "float32"
+) -> list[StateSpec]:
+    """The states that a package of a model has.
+
+    Args:
+        layers: (heads, width) of each state by its name, a layer.
+        dtype: Element type.
+    """
     return [
         StateSpec(
-            io_spec.past_name(i, part), io_spec.present_name(i, part), dtype, shape, "in_place"
+            io_spec.past_name(i, part),
+            io_spec.present_name(i, part),
+            dtype,
+            (io_spec.BATCH, heads, io_spec.PAST, width),
+            "in_place",
         )
-        for i in range(layers)
-        for part in ("key", "value")
+        for i, kept in enumerate(layers)
+        for part, (heads, width) in kept.items()
     ]
 
 
@@ -102,8 +112,9 @@ def _inspect_foreign(
     notes = [f"model_type '{model_type}' cannot be exported yet"]
     cache = None
     if any(str(name).endswith(_DECODERS) for name in raw.get("architectures") or ()):
+        shape = (_kv_heads(config), _head_dim(config))
         cache = kv_cache_of(
-            states_of(config.num_layers, _kv_heads(config), _head_dim(config)),
+            states_of([dict.fromkeys(("key", "value"), shape)] * config.num_layers),
             config.num_attention_heads,
             kv_lengths,
             context,

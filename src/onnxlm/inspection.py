@@ -51,7 +51,8 @@ class KvCache:
     """What a row's cache takes.
 
     Attributes:
-        attention: "MHA" (a key head for each query head), "GQA" (one for several) or "MQA" (one for all).
+        attention: "MHA" (a key head for each query head), "GQA" (one for several), "MQA" (one for all) or
+            "MLA" (one compressed vector is key and value of all).
         layers: Layers with a cache.
         query_heads: Query heads of a layer.
         kv_heads: Key and value heads of a layer.
@@ -149,6 +150,7 @@ def inspect_package(package: Package, kv_lengths: Sequence[int] | None = None) -
 
 def _inspect_checkpoint(checkpoint: Checkpoint, kv_lengths: Sequence[int] | None) -> Inspection:
     from onnxlm.config_inspection import states_of
+    from onnxlm.models.checkpoint.matching import outline
 
     config = checkpoint.config
     return Inspection(
@@ -162,7 +164,7 @@ def _inspect_checkpoint(checkpoint: Checkpoint, kv_lengths: Sequence[int] | None
             config.tie_word_embeddings,
         ),
         kv_cache=kv_cache_of(
-            states_of(config.num_hidden_layers, config.num_key_value_heads, config.head_dim),
+            states_of(outline(checkpoint.architecture, config).state_shapes),
             config.num_attention_heads,
             kv_lengths,
             config.max_position_embeddings,
@@ -174,8 +176,9 @@ def _parameters(raw: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], boo
     """Shapes of the parameters that a config gives, and whether the head is tied."""
     from onnxlm.config_inspection import parse
 
-    _, shapes, tied = parse(raw, "config.json")
-    return shapes, tied
+    config, module = parse(raw, "config.json")
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    return shapes, config.tie_word_embeddings
 
 
 def components_of(
@@ -231,13 +234,14 @@ def kv_cache_of(
     """
     from onnxlm.runtime.kv_cache import bytes_at
 
-    keys = [state for state in states if state.past.endswith(".key")]
+    latent = [state for state in states if state.past.endswith(".latent")]
+    keys = latent or [state for state in states if state.past.endswith(".key")]
     if not keys:
         return None
     _, kv_heads, _, head_dim = keys[0].shape
     queries = query_heads or int(kv_heads)
     return KvCache(
-        attention=_attention_kind(queries, int(kv_heads)),
+        attention="MLA" if latent else _attention_kind(queries, int(kv_heads)),
         layers=len(keys),
         query_heads=queries,
         kv_heads=int(kv_heads),

@@ -53,9 +53,13 @@ def test_declared_axes(family: str, lowering: str) -> None:
     """Names of the axes as the files declare them, to the letter: other runtimes go by them."""
     case = exported(family, "tiny", lowering)
     model = eager(family)
-    heads, width = model.cache_shape
     vocab = model.lm_head.weight.shape[0]
-    parts = [f"{i}.{part}" for i in range(len(model.layers)) for part in ("key", "value")]
+    parts = {
+        f"{i}.{part}": shape
+        for i, kept in enumerate(model.state_shapes)
+        for part, shape in kept.items()
+    }
+    twins = {state: shape for state, shape in parts.items() if state.endswith(".latent")}
     runner = case.runner()
     for session, new, kept in (
         (runner.prefill, "sequence_length", "num_logits_to_keep"),
@@ -65,11 +69,16 @@ def test_declared_axes(family: str, lowering: str) -> None:
         assert {value.name: value.shape for value in session.get_inputs()} == {
             "input_ids": ["batch_size", new],
             "attention_mask": ["batch_size", total],
-            **{f"past_key_values.{p}": ["batch_size", heads, past, width] for p in parts},
+            **{f"past_key_values.{p}": ["batch_size", h, past, w] for p, (h, w) in parts.items()},
         }
         assert {value.name: value.shape for value in session.get_outputs()} == {
             "logits": ["batch_size", kept, vocab],
-            **{f"present.{p}": ["batch_size", heads, total, width] for p in parts},
+            **{f"present.{p}": ["batch_size", h, total, w] for p, (h, w) in parts.items()},
+            **{
+                f"present.{p}.twin": ["batch_size", h, total, w]
+                for p, (h, w) in twins.items()
+                if lowering == "ort"
+            },
             "next_tokens": ["batch_size", 1],
         }
     optional = [(v.name, v.shape) for v in runner.prefill.get_overridable_initializers()]

@@ -221,7 +221,7 @@ def test_half_precision(family: str, lowering: str) -> None:
     case = exported(family, "tiny", lowering, torch.float16)
     for session in (case.runner().prefill, case.runner().decode):
         types = {value.name: value.type for value in session.get_inputs() + session.get_outputs()}
-        caches = {kind for name, kind in types.items() if ".key" in name or ".value" in name}
+        caches = {kind for name, kind in types.items() if name.startswith(io_spec.PAST_PREFIX)}
         assert caches == {"tensor(float16)"}
         assert types[io_spec.LOGITS] == "tensor(float)"
     whole = oracle_logits(oracle(family), TOKENS[:20])

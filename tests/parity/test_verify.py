@@ -131,7 +131,7 @@ def test_a_wrong_weight_fails_and_its_layer_is_named(lowering: str, fault: str) 
 def test_a_rope_table_of_the_wrong_sign(lowering: str, precision: str) -> None:
     wrong = edited(
         package(lowering, precision),
-        lambda _, graphs: change_tensor(graphs, "rope_sin", np.negative),
+        lambda _, graphs: change_tensor(graphs, "rope_default_sin", np.negative),
     )
     outcome = verify(wrong)
     assert place(outcome) == ("prefill", "layer 0")
@@ -148,7 +148,7 @@ def test_a_position_that_only_decode_reaches() -> None:
         table[64:] *= -1
         return table
 
-    wrong = edited(package("ort"), lambda _, graphs: change_tensor(graphs, "rope_sin", far))
+    wrong = edited(package("ort"), lambda _, graphs: change_tensor(graphs, "rope_default_sin", far))
     outcome = verify(wrong)
     assert failed(outcome) == [DECODE, BATCH, GREEDY]
     assert place(outcome) == ("decode", "layer 0")
@@ -262,7 +262,7 @@ def test_a_package_as_the_reference() -> None:
     opened = package("portable")
     checks, _ = check_parity(runner(opened), runner(package("ort")), opened, IDS)
     assert all(check.ok for check in checks)
-    wrong = edited(opened, lambda _, graphs: change_tensor(graphs, "rope_sin", np.negative))
+    wrong = edited(opened, lambda _, graphs: change_tensor(graphs, "rope_default_sin", np.negative))
     checks, divergence = check_parity(runner(wrong), runner(package("ort")), wrong, IDS)
     assert not checks[PREFILL].ok
     assert divergence is None

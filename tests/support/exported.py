@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 import onnxruntime as ort
 import torch
 from numpy.typing import NDArray
@@ -35,39 +36,10 @@ _ROOT = tempfile.TemporaryDirectory(prefix="onnxlm-exported-")
 
 
 def variants(model_type: str) -> dict[str, dict[str, Any]]:
-    """Configs of one family that differ in what a graph can get wrong, where the family has the keys."""
-    tiny = dict(find_architecture(model_type).tiny)
-    changes: dict[str, dict[str, Any]] = {
-        "tiny": {},
-        "biases, one KV head, llama3": {
-            "attention_bias": True,
-            "mlp_bias": True,
-            "num_key_value_heads": 1,
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 500.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 16,
-            },
-        },
-        "untied, all KV heads, narrow, yarn": {
-            "tie_word_embeddings": False,
-            "num_key_value_heads": tiny.get("num_attention_heads"),
-            "head_dim": 24,  # a width that GroupQueryAttention does not rotate
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 500.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 16,
-            },
-        },
-    }
-    return {
-        name: tiny | {key: value for key, value in change.items() if key in tiny}
-        for name, change in changes.items()
-    }
+    """The family's configs that tests go through."""
+    architecture = find_architecture(model_type)
+    changes = {"tiny": {}, **architecture.variants}
+    return {name: {**architecture.tiny, **change} for name, change in changes.items()}
 
 
 CASES = [(family, variant) for family in architecture_names() for variant in variants(family)]
@@ -117,6 +89,18 @@ def _runner(folder: Path, optimized: bool) -> Runner:
     return Runner(folder, optimized)
 
 
+def traced(
+    family: str, variant: str, lowering: str, dtype: torch.dtype = torch.float32
+) -> ir.Model:
+    """The traced program, a fresh copy: passes work in place."""
+    return _traced(family, variant, lowering, dtype).clone()
+
+
+@functools.cache
+def _traced(family: str, variant: str, lowering: str, dtype: torch.dtype) -> ir.Model:
+    return trace(eager(family, variant, dtype), find_lowering(lowering))
+
+
 def exported(
     family: str, variant: str, lowering: str, dtype: torch.dtype = torch.float32
 ) -> Exported:
@@ -127,9 +111,8 @@ def exported(
 # A cache tells a default from the same value given: the public functions have the defaults, not these.
 @functools.cache
 def _exported(family: str, variant: str, lowering: str, dtype: torch.dtype) -> Exported:
-    model = eager(family, variant, dtype)
     target = find_lowering(lowering)
-    graphs = build_graphs(trace(model, target), target)
+    graphs = build_graphs(traced(family, variant, lowering, dtype), target)
     folder = Path(tempfile.mkdtemp(dir=_ROOT.name))
     write_graphs({f"{name}.onnx": graph.model for name, graph in graphs.items()}, folder, DATA)
     return Exported(family, variant, lowering, graphs, folder)

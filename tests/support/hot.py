@@ -29,7 +29,8 @@ def hot_model(config: Mapping[str, Any], seed: int = 0) -> PreTrainedModel:
     )
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
-        for parameter in model.parameters():
+        stored = model.state_dict(keep_vars=True)  # buffers that a checkpoint holds too
+        for parameter in {id(tensor): tensor for tensor in stored.values()}.values():
             if parameter.dim() == 1:
                 noise = torch.randn(parameter.shape, generator=generator)
                 parameter.add_(VECTOR_NOISE * noise)
@@ -45,7 +46,7 @@ def rounded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 def save_folder(model: PreTrainedModel, folder: Path, shards: int = 1) -> Path:
     """Save as transformers does, in exactly so many weight files."""
-    unique = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}
+    unique = {p.data_ptr(): p.numel() * p.element_size() for p in model.state_dict().values()}
     limit = sum(unique.values())
     while True:
         for old in folder.glob("*.safetensors*"):

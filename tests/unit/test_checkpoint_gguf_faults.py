@@ -92,7 +92,7 @@ def test_missing_tensor_is_named(tmp_path: Path) -> None:
         edit=lambda writer: writer.add_uint32("llama.block_count", 3),
         without=frozenset({"block_count"}),
     )
-    assert "tensors are missing: model.layers.2.input_layernorm.weight" in refusal(path)
+    assert "tensors are missing: blk.2.attn_k.weight" in refusal(path)
 
 
 def test_rows_that_do_not_divide_into_heads(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ TINY = dict(ARCHITECTURE.tiny)
         ("model.layers.0.block_sparse_moe.experts.7.w1.weight", "mlp"),
         ("lm_head.weight", "head"),
         ("embed_out.weight", "head"),
-        ("rope_cos", "rotary tables"),
+        ("rope_default_cos", "rotary tables"),
         ("split_1536_1536", "other"),
         ("val_67", "other"),
     ],
@@ -50,7 +50,7 @@ def test_names_tell_the_component(name: str, component: str) -> None:
 
 
 def test_components_are_summed() -> None:
-    sizes = {"embed_tokens.weight.q8": 70, "embed_tokens.weight.scale": 8, "rope_cos": 16}
+    sizes = {"embed_tokens.weight.q8": 70, "embed_tokens.weight.scale": 8, "rope_default_cos": 16}
     shapes = {"embed_tokens.weight": (7, 10), "norm.weight": (10,)}
     assert components_of(sizes, shapes, tied=True) == (
         Component("embedding", 70, 78),
@@ -110,7 +110,8 @@ def test_bytes_of_a_checkpoint_are_those_of_its_file(
     [(4, 4, "MHA"), (4, 2, "GQA"), (4, 1, "MQA"), (1, 1, "MHA")],
 )
 def test_cache(query_heads: int, kv_heads: int, name: str) -> None:
-    cache = kv_cache_of(states_of(3, kv_heads, 20), query_heads, [1, 7, 1000], 64)
+    layers = [{"key": (kv_heads, 20), "value": (kv_heads, 20)}] * 3
+    cache = kv_cache_of(states_of(layers), query_heads, [1, 7, 1000], 64)
     assert cache is not None
     token = 3 * 2 * kv_heads * 20 * 4  # layers, key and value, heads, width, bytes of a float32
     assert (cache.attention, cache.bytes_per_token) == (name, token)
@@ -119,7 +120,7 @@ def test_cache(query_heads: int, kv_heads: int, name: str) -> None:
 
 def test_usual_lengths_end_at_the_context() -> None:
     for context, lengths in ((64, [64]), (1024, [1024]), (8192, [1024, 4096, 8192])):
-        cache = kv_cache_of(states_of(1, 1, 8), 1, None, context)
+        cache = kv_cache_of(states_of([{"key": (1, 8), "value": (1, 8)}]), 1, None, context)
         assert cache is not None
         assert list(cache.bytes_at) == lengths
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import onnx_ir as ir
 import pytest
 import torch
 from support.exported import CASES, eager, exported
+from support.exported import traced as trace_once
 from support.onnx_text import structure
 
 from onnxlm.errors import ExportError
@@ -26,14 +26,9 @@ EVERY = pytest.mark.parametrize(
 )
 
 
-@functools.cache
-def _traced(family: str, lowering: str) -> ir.Model:
-    return trace(eager(family), find_lowering(lowering))
-
-
 def traced(family: str, lowering: str) -> ir.Model:
-    """A fresh copy: passes work in place."""
-    return _traced(family, lowering).clone()
+    """A fresh copy of the tiny model's traced program."""
+    return trace_once(family, "tiny", lowering)
 
 
 @EVERY
@@ -60,19 +55,25 @@ def test_weights_are_not_copied(family: str, lowering: str) -> None:
 @EVERY
 def test_axes_of_the_traced_program(family: str, lowering: str) -> None:
     graph = traced(family, lowering).graph
-    layers, (heads, width) = len(eager(family).layers), eager(family).cache_shape
     vocab = eager(family).lm_head.weight.shape[0]
-    parts = [f"{i}.{part}" for i in range(layers) for part in ("key", "value")]
-    cache = ("batch_size", heads, "past_sequence_length", width)
-    grown = ("batch_size", heads, "total_sequence_length", width)
+    parts = {
+        f"{i}.{part}": shape
+        for i, kept in enumerate(eager(family).state_shapes)
+        for part, shape in kept.items()
+    }
+
+    def states(axis: str) -> dict[str, tuple[object, ...]]:
+        return {p: ("batch_size", heads, axis, width) for p, (heads, width) in parts.items()}
+
+    cache, grown = states("past_sequence_length"), states("total_sequence_length")
     assert shapes(graph.inputs) == {
         "input_ids": ("batch_size", "sequence_length"),
         "attention_mask": ("batch_size", "total_sequence_length"),
-        **{f"past_key_values.{part}": cache for part in parts},
+        **{f"past_key_values.{part}": shape for part, shape in cache.items()},
     }
     assert shapes(graph.outputs) == {
         "logits": ("batch_size", "sequence_length", vocab),
-        **{f"present.{part}": grown for part in parts},
+        **{f"present.{part}": shape for part, shape in grown.items()},
     }
 
 

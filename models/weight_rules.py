@@ -1,0 +1,85 @@
+"""How tensors of a checkpoint become parameters of a module, where a name for a name is not enough.
+
+A table of rules maps name templates of stored tensors to what becomes of them; "{i}" stands for a layer
+number, "{e}" for an expert's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Cut:
+    """One stored tensor that holds several parameters, or one parameter in another form.
+
+    Attributes:
+        names: Templates of the parameters.
+        pieces: (stored tensor, config) -> the parameters' values, in the order of the names. It must work on
+            the meta device too: shapes are known before anything is read.
+    """
+
+    names: tuple[str, ...]
+    pieces: Callable[[Tensor, Any], Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One of many stored matrices that one parameter [E, slots * rows, columns] is put together from.
+
+    The matrix of expert e becomes every `slots`-th row of the parameter's e-th matrix, from row `slot` on.
+
+    Attributes:
+        name: Template of the parameter.
+        slot: Which of the matrices that share a parameter this is.
+        slots: How many share it.
+    """
+
+    name: str
+    slot: int = 0
+    slots: int = 1
+
+
+# None marks a tensor as known and not needed.
+Rule = str | Cut | Stack | None
+Rules = Mapping[str, Rule]
+
+
+def targets(rule: Rule) -> tuple[str, ...]:
+    """Templates of the parameters that a rule fills."""
+    if rule is None:
+        return ()
+    if isinstance(rule, Cut):
+        return rule.names
+    return (rule.name,) if isinstance(rule, Stack) else (rule,)
+
+
+def under(
+    prefix: str, names: Mapping[str, str], parts: Sequence[str] = ("weight", "bias")
+) -> Rules:
+    """Rules for a layer's modules: `<prefix>.<old>.<part>` -> `layers.{i}.<new>.<part>`.
+
+    Args:
+        prefix: What stands in front of a module's name, with "{i}".
+        names: Stored module name -> the name in this project's layer.
+        parts: Tensors of a module.
+    """
+    return {
+        f"{prefix}.{old}.{part}": f"layers.{{i}}.{new}.{part}"
+        for old, new in names.items()
+        for part in parts
+    }
+
+
+def transposed(name: str) -> Cut:
+    """A matrix stored as [inputs, outputs]."""
+    return Cut((name,), lambda stored, config: (stored.T,))
+
+
+def raised(name: str) -> Cut:
+    """A norm's weight stored as its difference to 1 (Gemma)."""
+    return Cut((name,), lambda stored, config: (stored + 1,))
