@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from onnxlm import io_spec
 from onnxlm.calls import Calls, Floats, Ids, Runner, Stream
-from onnxlm.errors import InputError
 from onnxlm.progress import Progress, silent
 from onnxlm.quality import Quality, QualityMeter
 from onnxlm.runtime.choosing import TokenChooser
@@ -23,6 +22,7 @@ from onnxlm.runtime.generate import Timings, token_steps
 from onnxlm.runtime.model import LanguageModel
 from onnxlm.runtime.session import SessionConfig, session_options
 from onnxlm.runtime.stopping import RowLimits, RowStops
+from onnxlm.runtime.text_windows import strided_windows
 from onnxlm.runtime.tokenizer import Tokenizer
 
 # Each window starts with an empty cache; within it, logits of this many positions exist at once.
@@ -138,9 +138,7 @@ def start_of_text(tokenizer: Tokenizer) -> list[int]:
 
 
 def windows(ids: Ids, before: Ids, context_length: int) -> list[Ids]:
-    """Cut the tokens of a text into rows for `measure_quality`.
-
-    The last token of a row is only predicted; the next row runs it first.
+    """Cut the tokens of a text into rows for `measure_quality`, side by side.
 
     Args:
         ids: Tokens of the text.
@@ -150,13 +148,8 @@ def windows(ids: Ids, before: Ids, context_length: int) -> list[Ids]:
     Raises:
         InputError: There are fewer than two tokens.
     """
-    if len(ids) < 2:
-        raise InputError(
-            "the evaluation text is too short", found=f"{len(ids)} tokens", allowed="2 or more"
-        )
-    size = min(WINDOW, context_length) - len(before)
-    starts = range(0, len(ids) - 1, size)
-    return [[*before, *ids[start : start + size + 1]] for start in starts]
+    size = min(WINDOW, context_length)
+    return [row.ids for row in strided_windows(ids, before, size, size - len(before))]
 
 
 def measure_quality(

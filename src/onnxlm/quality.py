@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -72,17 +73,59 @@ class Quality:
         return {**figures, "verdict": self.verdict}
 
 
+class LossMeter:
+    """Takes pieces of one stream of logits over a text; says how well the text was foreseen."""
+
+    def __init__(self) -> None:
+        self._losses: list[float] = []
+
+    @property
+    def tokens(self) -> int:
+        """Positions so far."""
+        return len(self._losses)
+
+    @property
+    def loss(self) -> float:
+        """Mean of -ln p of the tokens that really followed, nats; there must be one."""
+        return _mean(self._losses)
+
+    @property
+    def perplexity(self) -> float:
+        """The exponential of `loss`."""
+        return _exp(self.loss)
+
+    def add(self, logits: NDArray[Any], targets: NDArray[np.int64]) -> None:
+        """Take some positions.
+
+        Args:
+            logits: [n, V].
+            targets: int64 [n], the token that really follows each position.
+        """
+        if logits.shape[:1] != targets.shape:
+            raise ValueError(f"shapes {logits.shape}, {targets.shape}")
+        for here in _slices(logits):
+            self.add_log_probabilities(log_softmax(logits[here]), targets[here])
+
+    def add_log_probabilities(self, log_p: NDArray[np.float64], targets: NDArray[np.int64]) -> None:
+        """As `add`, for logits whose `log_softmax` is known."""
+        self._losses += (-log_p[np.arange(len(targets)), targets]).tolist()
+
+
 class QualityMeter:
     """Takes pieces of two streams of logits over one text.
 
     The result depends on the positions alone, not on how they were cut into pieces.
+
+    Attributes:
+        reference: Losses of the reference.
+        candidate: Losses of the candidate.
     """
 
     def __init__(self) -> None:
         self._kl: list[float] = []
         self._same: list[bool] = []
-        self._reference_loss: list[float] = []
-        self._loss: list[float] = []
+        self.reference = LossMeter()
+        self.candidate = LossMeter()
 
     @property
     def tokens(self) -> int:
@@ -101,9 +144,7 @@ class QualityMeter:
         """
         if reference.shape != candidate.shape or reference.shape[:1] != targets.shape:
             raise ValueError(f"shapes {reference.shape}, {candidate.shape}, {targets.shape}")
-        rows = max(1, _SLICE_VALUES // reference.shape[1])
-        for start in range(0, len(targets), rows):
-            here = slice(start, start + rows)
+        for here in _slices(reference):
             self._add(reference[here], candidate[here], targets[here])
 
     def _add(
@@ -114,26 +155,36 @@ class QualityMeter:
             terms = np.exp(p) * (p - q)
         # What the reference never says costs nothing, whatever the candidate thinks of it.
         terms[np.isneginf(p)] = 0.0
-        index = np.arange(len(targets))
         # Below 0 it is by rounding only.
         self._kl += np.maximum(terms.sum(axis=1), 0.0).tolist()
         self._same += (reference.argmax(axis=1) == candidate.argmax(axis=1)).tolist()
-        self._reference_loss += (-p[index, targets]).tolist()
-        self._loss += (-q[index, targets]).tolist()
+        self.reference.add_log_probabilities(p, targets)
+        self.candidate.add_log_probabilities(q, targets)
 
     def result(self) -> Quality:
         """The figures over every position so far, of which there must be one."""
-        count = len(self._kl)
-        reference_loss, loss = _mean(self._reference_loss), _mean(self._loss)
         return Quality(
-            tokens=count,
+            tokens=self.tokens,
             kl=_mean(self._kl),
             kl_max=float(np.max(self._kl)),  # numpy's: a NaN anywhere is the result
-            top1=sum(self._same) / count,
-            perplexity_reference=_exp(reference_loss),
-            perplexity=_exp(loss),
-            perplexity_change=_exp(loss - reference_loss) - 1.0,
+            top1=sum(self._same) / self.tokens,
+            perplexity_reference=self.reference.perplexity,
+            perplexity=self.candidate.perplexity,
+            perplexity_change=_exp(self.candidate.loss - self.reference.loss) - 1.0,
         )
+
+    def kl_quantile(self, share: float) -> float:
+        """The KL divergence, nats, that this share of the positions does not exceed.
+
+        Between two positions it is interpolated linearly, as `numpy.quantile` does.
+        """
+        return float(np.quantile(self._kl, share))
+
+
+def _slices(logits: NDArray[Any]) -> Iterator[slice]:
+    """Rows of a piece that are looked at together."""
+    rows = max(1, _SLICE_VALUES // logits.shape[1])
+    return (slice(start, start + rows) for start in range(0, len(logits), rows))
 
 
 def log_softmax(logits: NDArray[Any]) -> NDArray[np.float64]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _FULL = ("fp32", "fp16")
 _BUNDLED = "bundled evaluation text"
+_RANDOM_TOKENS = 1024
 _RANDOM = "random token ids, seed 0: the tokenizer cannot spell the bundled text"
 
 
@@ -120,15 +121,7 @@ def _open_reference(
         reference, vocab_size = PackageRunner(opened), own.vocab_size
         kind = f"{own.precision} package"
     else:
-        import torch
-
-        from onnxlm.export.reference import EagerReference
-        from onnxlm.models import load as load_eager
-
-        if options.threads:
-            torch.set_num_threads(options.threads)
-        model = load_eager(source)
-        reference, vocab_size = EagerReference(model), model.lm_head.out_features
+        reference, vocab_size = open_eager(source, options.threads)
         kind = "PyTorch, fp32"
     if vocab_size != manifest.vocab_size:
         raise InputError(
@@ -138,6 +131,24 @@ def _open_reference(
             fix="name the model that the package was made from with --reference",
         )
     return reference, kind
+
+
+def open_eager(source: str, threads: int) -> tuple[Reference, int]:
+    """The eager model in PyTorch, fp32, and its vocabulary's size.
+
+    Args:
+        source: What `onnxlm.models.load` reads.
+        threads: Threads of PyTorch; 0 leaves it to choose.
+    """
+    import torch
+
+    from onnxlm.export.reference import EagerReference
+    from onnxlm.models import load as load_eager
+
+    if threads:
+        torch.set_num_threads(threads)
+    model = load_eager(source)
+    return EagerReference(model), model.lm_head.out_features
 
 
 def _with_parity(
@@ -151,7 +162,7 @@ def _with_parity(
     from onnxlm.export.verify import check_parity, tokens_wanted
 
     wanted = tokens_wanted(model.package.manifest.context_length)
-    before, ids, text = _tokens(model, options, wanted)
+    before, ids, text = text_tokens(model, options.text, wanted)
     given = [*before, *ids][:wanted]
     checks, divergence = check_parity(runner, reference, model.package, given, progress)
     return replace(report, checks=tuple(checks), divergence=divergence, text=text)
@@ -167,27 +178,37 @@ def _with_quality(
 ) -> VerifyReport:
     from onnxlm.runtime.evaluate import measure_quality, windows
 
-    before, ids, text = _tokens(model, options, options.tokens + 1)
+    before, ids, text = text_tokens(model, options.text, options.tokens + 1)
     rows = windows(ids, before, model.package.manifest.context_length)
     return replace(
         report, quality=measure_quality(reference, runner, rows, progress=progress), text=text
     )
 
 
-def _tokens(
-    model: LanguageModel, options: VerifyOptions, count: int
+def text_tokens(
+    model: LanguageModel, given: str | None, count: int | None
 ) -> tuple[list[int], list[int], str]:
-    """What begins a text, the first tokens of the text to run, and what it is."""
+    """What begins a text, the first tokens of the text to run, and what it is.
+
+    Args:
+        model: Whose tokens.
+        given: The text; a bundled one when None.
+        count: Most tokens; all when None.
+
+    Raises:
+        InputError: The vocabulary cannot spell the text.
+    """
     from onnxlm.runtime.evaluate import start_of_text
 
-    text = options.text
+    text = given
     if text is None:
         text = resources.files("onnxlm.data").joinpath("evaluation.txt").read_text(encoding="utf-8")
     try:
         ids = model.tokenizer.encode(text, add_special_tokens=False)
     except InputError:
-        if options.text is not None:
+        if given is not None:
             raise
         vocab_size = model.package.manifest.vocab_size
-        return [], np.random.default_rng(0).integers(0, vocab_size, count).tolist(), _RANDOM
-    return start_of_text(model.tokenizer), ids[:count], "given text" if options.text else _BUNDLED
+        drawn = np.random.default_rng(0).integers(0, vocab_size, count or _RANDOM_TOKENS)
+        return [], drawn.tolist(), _RANDOM
+    return start_of_text(model.tokenizer), ids[:count], "given text" if given else _BUNDLED

@@ -23,7 +23,7 @@ ALLOWED = {
     "cli": {"glue", "graphs", "models", "export", "quantize", "runtime", "cli"},
 }
 TOP = {"onnxlm.__main__", "onnxlm.workflow", "onnxlm.inspection", "onnxlm.config_inspection"}
-TOP |= {"onnxlm.verification"}
+TOP |= {"onnxlm.verification", "onnxlm.evaluation"}
 HEAVY = {"torch", "onnx", "onnx_ir", "onnxscript", "transformers", "optimum", "safetensors", "gguf"}
 # Part -> libraries that none of its modules may import, at any depth.
 BANNED = {

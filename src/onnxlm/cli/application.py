@@ -11,6 +11,7 @@ from onnxlm import __version__
 from onnxlm.cli.bench import Bench
 from onnxlm.cli.chat import Chat
 from onnxlm.cli.command import register
+from onnxlm.cli.eval import Eval
 from onnxlm.cli.export import Export
 from onnxlm.cli.generate import Generate
 from onnxlm.cli.inspect import Inspect
@@ -24,6 +25,7 @@ COMMANDS = {
     "generate": Generate,
     "chat": Chat,
     "verify": Verify,
+    "eval": Eval,
     "bench": Bench,
     "inspect": Inspect,
     "providers": Providers,
