@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from onnxlm import io_spec
 from onnxlm.io_spec import StateSpec
+from onnxlm.runtime.device_buffers import on_host, taken
 
 
 def reordered(
@@ -31,11 +32,13 @@ def reordered(
         rows that move were copied.
     """
     axis = state.shape.index(io_spec.BATCH)
+    if axis == 0 and not on_host(device):
+        return taken(buffer, rows, device)
     columns = [slice(None)] * len(state.shape)
     columns[state.shape.index(io_spec.PAST)] = slice(used)
     whole = buffer.numpy()
     held = np.moveaxis(whole[tuple(columns)], axis, 0)
-    if rows.size == len(held) and device[0] == "cpu":
+    if rows.size == len(held) and on_host(device):
         _move(held, {to: source for to, source in enumerate(rows.tolist()) if to != source})
         return buffer
     shape = (*whole.shape[:axis], rows.size, *whole.shape[axis + 1 :])

@@ -19,8 +19,11 @@ from onnxlm import io_spec
 from onnxlm.errors import InputError
 from onnxlm.io_spec import StateSpec
 from onnxlm.progress import Progress, silent
-from onnxlm.runtime.kv_cache import Device, Flags, Ids, bind_rows, new_cache
+from onnxlm.runtime.device_buffers import Device, on_host
+from onnxlm.runtime.graph_capture import Captures
+from onnxlm.runtime.kv_cache import Flags, Ids, bind_rows, new_cache
 from onnxlm.runtime.row_places import RowPlaces
+from onnxlm.runtime.session import run_bound
 from onnxlm.runtime.tokenizer import check_token_ids
 
 Floats = NDArray[np.float32]
@@ -48,6 +51,7 @@ class Sessions:
         context_length: Most positions of a row.
         device: Device type and number of the buffers.
         kv_budget: Most bytes of one batch's cache; None for as much as the machine has.
+        graph_capture: The decode session records a step and replays it, see `Captures`.
     """
 
     prefill: ort.InferenceSession
@@ -57,6 +61,7 @@ class Sessions:
     context_length: int
     device: Device = _CPU
     kv_budget: int | None = None
+    graph_capture: bool = False
 
 
 class Batch:
@@ -87,6 +92,9 @@ class Batch:
         # Of decode steps, by what they put out and how many rows they run, and their masks; they hold on to
         # the cache's buffers.
         self._bindings: dict[tuple[str, int], tuple[ort.IOBinding, Ids]] = {}
+        # A device's copies of those masks.
+        self._masks: dict[tuple[str, int], ort.OrtValue] = {}
+        self._captures = Captures(sessions.decode) if sessions.graph_capture else None
 
     @property
     def lengths(self) -> Ids:
@@ -177,7 +185,7 @@ class Batch:
             binding.bind_ortvalue_input(io_spec.LOGITS_TO_KEEP, kept)
         binding.bind_output(output, *_CPU)
         self.cache.bind(binding)
-        session.run_with_iobinding(binding)
+        run_bound(session, binding)
         self.cache.commit(binding)
         array: NDArray[Any] = binding.get_outputs()[0].numpy()
         return array
@@ -222,11 +230,30 @@ class Batch:
         mask = self.cache.step_mask(alive if running == self.rows else [1] * running)
         key = (output, running)
         binding, bound = self._bindings.get(key) or (self._bind_step(output), None)
-        if bound is not mask or self._sessions.device != _CPU:  # a device is given a copy
+        if not on_host(self._sessions.device):
+            self._upload_mask(key, binding, mask)
+        elif bound is not mask:
             binding.bind_cpu_input(io_spec.ATTENTION_MASK, mask)
-            self._bindings[key] = (binding, mask)
-        self._sessions.decode.run_with_iobinding(binding)
+        self._bindings[key] = (binding, mask)
+        options = None if self._captures is None else self._captures.run_options(binding)
+        run_bound(self._sessions.decode, binding, options)
         self.cache.commit(binding)
+
+    def _upload_mask(self, key: tuple[str, int], binding: ort.IOBinding, mask: Ids) -> None:
+        """Into the buffer that is bound, as a recorded step reads it there; a new one for another shape."""
+        held = self._masks.get(key)
+        if held is not None and tuple(held.shape()) == mask.shape and key in self._bindings:
+            held.update_inplace(mask)
+            return
+        self._masks[key] = _buffer(mask, self._sessions.device)
+        binding.bind_ortvalue_input(io_spec.ATTENTION_MASK, self._masks[key])
+
+    def _forget_bindings(self) -> None:
+        """Before buffers become others."""
+        self._bindings.clear()
+        self._masks.clear()
+        if self._captures is not None:
+            self._captures.release()
 
     def _choose(self, live: Sequence[bool]) -> None:
         """Have the next call run the marked rows only, where the cache can leave rows out."""
@@ -276,8 +303,8 @@ class Batch:
 
         Every row must hold tokens. What the next step reads is to be set anew.
         """
-        if rows.size != self.rows or self._sessions.device != _CPU:  # buffers become others
-            self._bindings.clear()
+        if rows.size != self.rows or not on_host(self._sessions.device):  # buffers become others
+            self._forget_bindings()
             self._logits = None
             self.rows = rows.size
             tokens = np.zeros((self.rows, 1), dtype=np.int64)
@@ -340,7 +367,7 @@ class Batch:
 
     def _make_room(self, columns: int) -> None:
         if not self.cache.fits(columns):
-            self._bindings.clear()  # first, so that old buffers go while new ones come
+            self._forget_bindings()  # first, so that old buffers go while new ones come
             self.cache.grow(columns)
 
     def _bind_step(self, output: str) -> ort.IOBinding:
@@ -351,7 +378,9 @@ class Batch:
         if output == io_spec.LOGITS:
             if self._logits is None:
                 shape = (self.rows, 1, self._sessions.vocab_size)
-                self._logits = _buffer(np.zeros(shape, dtype=np.float32), _CPU)
+                # A replayed step copies nothing: its logits stay where it computes them until they are read.
+                device = self._sessions.device if self._sessions.graph_capture else _CPU
+                self._logits = _buffer(np.zeros(shape, dtype=np.float32), device)
             put_out = self._logits
         running = self.cache.running
         bind_rows(binding.bind_ortvalue_input, io_spec.INPUT_IDS, self._tokens, running)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import onnxruntime as ort
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from onnxlm import io_spec
 from onnxlm.io_spec import StateSpec
 from onnxlm.runtime.cache_rows import reordered
+from onnxlm.runtime.device_buffers import Device, on_host, resized
 from onnxlm.runtime.memory_budget import affordable
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-Device = tuple[str, int]
 
 _STEP = 256
 
@@ -127,7 +127,7 @@ class InPlaceCache:
         self._device = device
         self._budget = budget
         # Rows are moved by the processor, in its own memory.
-        self.partial = device[0] == "cpu" and all(s.shape[0] == io_spec.BATCH for s in states)
+        self.partial = on_host(device) and all(s.shape[0] == io_spec.BATCH for s in states)
         self.running = rows
         self._lengths = [0] * rows
         self._next = self._lengths
@@ -206,12 +206,9 @@ class InPlaceCache:
         self._step_mask = None
         used = max(self._lengths)
         for state in self._states:
-            shape = _shape(state, len(self._lengths), self.capacity)
-            # Zeros, not empty memory: a kernel that multiplies an unused tail by 0 must not meet a NaN.
-            buffer = np.zeros(shape, dtype=state.dtype)
-            kept = _columns(state, used)
-            buffer[kept] = self.buffers[state.past].numpy()[kept]
-            self.buffers[state.past] = ort.OrtValue.ortvalue_from_numpy(buffer, *self._device)
+            self.buffers[state.past] = resized(
+                self.buffers[state.past], _past_axis(state), used, self.capacity, self._device
+            )
 
     def bind(self, binding: ort.IOBinding) -> None:
         """Bind each buffer as past and present, of the rows that run."""
@@ -346,9 +343,8 @@ class AppendCache:
         width = int(np.flatnonzero(mask.sum(axis=0)).max(initial=-1)) + 1
         if width < mask.shape[1]:
             for state in self._states:
-                shorter = self.buffers[state.past].numpy()[_columns(state, width)]
-                self.buffers[state.past] = ort.OrtValue.ortvalue_from_numpy(
-                    np.ascontiguousarray(shorter), *self._device
+                self.buffers[state.past] = resized(
+                    self.buffers[state.past], _past_axis(state), width, width, self._device
                 )
         self._mask = mask[:, :width]
 
@@ -365,9 +361,12 @@ class AppendCache:
         """The same columns, padding too, in new buffers."""
         other = AppendCache(self._states, len(self._mask), self._device, self._budget)
         other._mask = self._mask
+        width = self._mask.shape[1]
         other.buffers = {
-            name: ort.OrtValue.ortvalue_from_numpy(buffer.numpy().copy(), *self._device)
-            for name, buffer in self.buffers.items()
+            state.past: resized(
+                self.buffers[state.past], _past_axis(state), width, width, self._device
+            )
+            for state in self._states
         }
         return other
 
@@ -417,10 +416,9 @@ def _empty(states: Sequence[StateSpec], rows: int, device: Device) -> dict[str, 
     }
 
 
-def _columns(state: StateSpec, count: int) -> tuple[Any, ...]:
-    """The index of a state's first columns."""
-    axis = state.shape.index(io_spec.PAST)
-    return (*(slice(None) for _ in range(axis)), slice(count))
+def _past_axis(state: StateSpec) -> int:
+    """The axis of a state that grows."""
+    return state.shape.index(io_spec.PAST)
 
 
 def _shape(state: StateSpec, rows: int, columns: int) -> tuple[int, ...]:

@@ -8,16 +8,14 @@ from typing import Any, overload
 
 import numpy as np
 
-from onnxlm import io_spec
 from onnxlm.errors import InputError
 from onnxlm.package import Package, open_package
 from onnxlm.runtime.beam_run import BeamRun
 from onnxlm.runtime.chat import Chat, ChatSettings
 from onnxlm.runtime.engine import PREFILL_CHUNK, Batch, Floats, Sessions
 from onnxlm.runtime.generation import Generation
+from onnxlm.runtime.opening import open_sessions
 from onnxlm.runtime.prefix_cache import PrefixCache
-from onnxlm.runtime.prepacked import PreparedGraphs, open_files, open_graphs, own_files
-from onnxlm.runtime.providers import find_provider
 from onnxlm.runtime.run import Prompts, Run, SamplingRun
 from onnxlm.runtime.sampling_params import SamplingParams, params_of_rows
 from onnxlm.runtime.session import SessionConfig, provider_in_use
@@ -215,33 +213,15 @@ def load(
         verify: When files are hashed, see `open_package`.
         packed: Keep the weights, packed for this machine, in the user's cache: made once, then mapped by all
             sessions. Otherwise every session packs its own copy.
-        **session: More fields of `SessionConfig`: device_id, threads, allow_fallback, options.
+        **session: More fields of `SessionConfig`: device_id, threads, allow_fallback, options, gpu_mem_limit,
+            graph_capture.
 
     Raises:
         PackageError: The package is damaged.
-        ProviderError: The provider is not known or not available.
+        ProviderError: The provider is not known or not available, or does not run such packages.
     """
     config = SessionConfig(provider=provider, **session)
-    asked = find_provider(provider)
     package = open_package(path, verify)
-    manifest = package.manifest
-    if packed:
-        opened, _ = open_graphs(package, config)
-    else:
-        opened = open_files(PreparedGraphs(own_files(package), cached=False), config)
-    prefill, decode = opened[io_spec.PREFILL], opened[io_spec.DECODE]
-    used = provider_in_use(decode)
-    fallback = None
-    if used != provider:
-        fallback = asked.unavailable() or f"onnxruntime could not open it on {asked.ort_name}"
-    device = find_provider(used).device
-    sessions = Sessions(
-        prefill=prefill,
-        decode=decode,
-        states=manifest.states,
-        vocab_size=manifest.vocab_size,
-        context_length=manifest.context_length,
-        device=(device, 0 if device == "cpu" else config.device_id),
-    )
-    tokenizer = Tokenizer.from_folder(path, manifest.vocab_size)
-    return LanguageModel(package, sessions, tokenizer, fallback)
+    opened = open_sessions(package, config, packed)
+    tokenizer = Tokenizer.from_folder(path, package.manifest.vocab_size)
+    return LanguageModel(package, opened.sessions, tokenizer, opened.fallback)

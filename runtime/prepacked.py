@@ -20,6 +20,7 @@ replaced in the same package.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import itertools
@@ -156,7 +157,9 @@ def open_files(prepared: PreparedGraphs, config: SessionConfig) -> dict[str, ort
         if name == io_spec.PREFILL:
             # Its threads would go on spinning for a while after a prompt, on the cores that decode wants.
             options.add_session_config_entry("session.force_spinning_stop", "1")
-        return open_session(path, config, options)
+        # Only steps of one shape can be recorded.
+        capture = config.graph_capture and name == io_spec.DECODE
+        return open_session(path, dataclasses.replace(config, graph_capture=capture), options)
 
     with ThreadPoolExecutor(len(prepared.paths)) as threads:
         opened = threads.map(open_one, prepared.paths, prepared.paths.values())

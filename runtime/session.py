@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import os
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnxruntime as ort
 
 from onnxlm.errors import InputError, PackageError, ProviderError
-from onnxlm.runtime.providers import find_provider, provider_names, require_provider
+from onnxlm.runtime.cores import usable_cores
+from onnxlm.runtime.providers import (
+    DeviceRequest,
+    Provider,
+    find_provider,
+    provider_names,
+    require_provider,
+)
 from onnxlm.runtime.saturation import products_saturate
 
-_ERRORS_ONLY = 3
-_CGROUPS = Path("/sys/fs/cgroup")
+_ERRORS_ONLY, _FATAL_ONLY, _WARNINGS = 3, 4, 2
+_CPU = "CPUExecutionProvider"
+# Operators whose work grows with the weights or the context: a provider that leaves them has done nothing.
+HEAVY = frozenset(
+    {
+        *("Attention", "GroupQueryAttention", "LinearAttention", "MultiHeadAttention"),
+        *("Conv", "FusedConv", "FusedGemm", "FusedMatMul", "Gemm", "MatMul", "MoE"),
+        *("DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat", "MatMulNBits", "QMoE"),
+    }
+)
+_RECORD = "session.record_ep_graph_assignment_info"
+_NO_MEMORY = re.compile(
+    r"smaller than requested bytes|failed to allocate memory|out of memory|bad_alloc", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -28,9 +49,11 @@ class SessionConfig:
         threads: Threads inside one operator; 0 means every core this process may use.
         allow_fallback: Let nodes, or the whole graph, run on the CPU instead.
         options: More session config entries, by ONNX Runtime's key.
+        gpu_mem_limit: Most bytes of the device's memory; 0 is no limit.
+        graph_capture: Let the device record a decode step once and replay it.
 
     Raises:
-        InputError: The number of threads is negative.
+        InputError: A number is negative.
     """
 
     provider: str = "cpu"
@@ -38,39 +61,22 @@ class SessionConfig:
     threads: int = 0
     allow_fallback: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
+    gpu_mem_limit: int = 0
+    graph_capture: bool = False
 
     def __post_init__(self) -> None:
-        if self.threads < 0:
-            raise InputError("threads", found=self.threads, allowed="0 (all cores) or more")
+        for name, allowed in (
+            ("threads", "0 (all cores) or more"),
+            ("device_id", "0 or more"),
+            ("gpu_mem_limit", "0 (no limit) or more bytes"),
+        ):
+            if getattr(self, name) < 0:
+                raise InputError(name, found=getattr(self, name), allowed=allowed)
 
-
-def usable_cores(cgroups: Path = _CGROUPS) -> int:
-    """Cores that the process may keep busy: its affinity where the platform tells, and a container's quota.
-
-    Args:
-        cgroups: Where Linux shows the quota of the process's own container.
-    """
-    told = hasattr(os, "sched_getaffinity")
-    cores = len(os.sched_getaffinity(0)) if told else os.cpu_count() or 1
-    quota = _quota(cgroups)
-    return cores if quota is None else max(1, min(cores, int(quota)))
-
-
-def _quota(cgroups: Path) -> float | None:
-    """Cores' worth of time that a container is given; None without a limit."""
-    try:
-        limit, period = (cgroups / "cpu.max").read_text(encoding="ascii").split()
-        return None if limit == "max" else int(limit) / int(period)
-    except (OSError, ValueError):  # no container, or the first version of cgroups
-        pass
-    try:
-        limit, period = (
-            (cgroups / "cpu" / f"cpu.cfs_{name}_us").read_text(encoding="ascii")
-            for name in ("quota", "period")
-        )
-        return None if int(limit) < 0 else int(limit) / int(period)
-    except (OSError, ValueError):
-        return None
+    @property
+    def request(self) -> DeviceRequest:
+        """What is asked of the provider's device."""
+        return DeviceRequest(self.device_id, self.gpu_mem_limit, self.graph_capture)
 
 
 def session_options(config: SessionConfig) -> ort.SessionOptions:
@@ -99,29 +105,132 @@ def open_session(
         ProviderError: The provider is not known, not available, or not the one that the session got.
         PackageError: ONNX Runtime cannot load the file.
     """
-    if config.allow_fallback:
-        provider = find_provider(config.provider)
-        usable = provider if provider.unavailable() is None else find_provider("cpu")
-    else:
-        usable = require_provider(config.provider)
-    chosen = (usable.ort_name, dict(usable.options(config.device_id)))
+    name = usable_provider(config)
+    provider = find_provider(name)
+    provider.check_request(name, config.request if name == config.provider else DeviceRequest())
     options = options or session_options(config)
+    if provider.ort_name != _CPU:
+        options.add_session_config_entry(_RECORD, "1")
     try:
-        # ONNX Runtime's own fallback prints to standard output and goes on in silence.
-        session = ort.InferenceSession(str(path), options, providers=[chosen], enable_fallback=0)
+        session = _create(path, provider, config, options)
     except Exception as error:  # onnxruntime raises its own classes, one a status code
-        if config.allow_fallback and usable != find_provider("cpu"):
+        if config.allow_fallback and name != "cpu":
             return open_session(path, dataclasses.replace(config, provider="cpu"), options)
-        raise PackageError(
-            f"{path}: onnxruntime cannot load it on {usable.ort_name}", found=str(error)
-        ) from error
-    active = session.get_providers()
-    if active[0] != usable.ort_name and not config.allow_fallback:
+        raise _load_error(path, provider, error) from error
+    left = left_to_cpu(session, provider)
+    if left is not None and not config.allow_fallback:
         raise ProviderError(
-            f"asked for {usable.ort_name}, the session runs on {', '.join(active)}",
-            fix=f"mend the installation ({usable.install}), or use --allow-fallback to accept that",
+            f"asked for {provider.ort_name}, {left}",
+            fix=f"mend the installation ({provider.install}), or use --allow-fallback to accept that",
         )
     return session
+
+
+def usable_provider(config: SessionConfig) -> str:
+    """Name of the provider file to try: the one asked for, or the CPU's where it may fall back and has to.
+
+    Raises:
+        ProviderError: It is not known, or not available and may not fall back.
+    """
+    if not config.allow_fallback:
+        require_provider(config.provider)
+    elif find_provider(config.provider).unavailable() is not None:
+        return "cpu"
+    return config.provider
+
+
+def _create(
+    path: Path, provider: Provider, config: SessionConfig, options: ort.SessionOptions
+) -> ort.InferenceSession:
+    chain = [provider, *(find_provider(name) for name in provider.backed_by)]
+    with _quiet(provider):
+        if provider.plugin is not None and not provider.built_in():
+            device = provider.plugin.devices(provider.ort_name)[config.device_id]
+            options.add_provider_for_devices([device], dict(provider.options(config.request)))
+            return ort.InferenceSession(str(path), options, enable_fallback=0)
+        chosen = [(each.ort_name, dict(each.options(config.request))) for each in chain]
+        # ONNX Runtime's own fallback prints to standard output and goes on in silence.
+        return ort.InferenceSession(str(path), options, providers=chosen, enable_fallback=0)
+
+
+@contextlib.contextmanager
+def _quiet(provider: Provider) -> Iterator[None]:
+    """What goes wrong with a provider is raised or asked for; ONNX Runtime would also print it."""
+    if provider.ort_name == _CPU:
+        yield
+        return
+    ort.set_default_logger_severity(_FATAL_ONLY)
+    try:
+        yield
+    finally:
+        ort.set_default_logger_severity(_WARNINGS)
+
+
+def _load_error(path: Path, provider: Provider, error: Exception) -> PackageError | ProviderError:
+    if _NO_MEMORY.search(str(error)) and provider.ort_name != _CPU:
+        return _memory_error(provider.ort_name, error)
+    return PackageError(
+        f"{path}: onnxruntime cannot load it on {provider.ort_name}", found=str(error)
+    )
+
+
+def _memory_error(ort_name: str, error: Exception) -> ProviderError:
+    return ProviderError(
+        f"{ort_name} has too little memory for this",
+        found=str(error),
+        fix="raise --gpu-mem-limit, or use a smaller package, fewer rows or a shorter context",
+    )
+
+
+def run_bound(
+    session: ort.InferenceSession, binding: ort.IOBinding, options: ort.RunOptions | None = None
+) -> None:
+    """Run a session over what is bound.
+
+    Raises:
+        ProviderError: The provider fails, though it could load the graph.
+    """
+    try:
+        session.run_with_iobinding(binding, options)
+    except Exception as error:  # onnxruntime raises its own classes, one a status code
+        ort_name = session.get_providers()[0]
+        if _NO_MEMORY.search(str(error)):
+            raise _memory_error(ort_name, error) from error
+        raise ProviderError(
+            f"{ort_name} could load the graph and fails to run it",
+            found=str(error),
+            fix="try another provider",
+        ) from error
+
+
+def assigned_nodes(session: ort.InferenceSession) -> dict[str, dict[str, int]] | None:
+    """Nodes by operator that each provider of a session was given, by ONNX Runtime's name of it.
+
+    None where ONNX Runtime does not tell: before 1.24, or without the recording that `open_session` asks for.
+    """
+    try:
+        parts = session.get_provider_graph_assignment_info()
+    except Exception:  # onnxruntime raises its own classes
+        return None
+    found: dict[str, Counter[str]] = {}
+    for part in parts:
+        operators = found.setdefault(part.ep_name, Counter())
+        operators.update(node.op_type for node in part.get_nodes())
+    return {name: dict(operators.most_common()) for name, operators in found.items()}
+
+
+def left_to_cpu(session: ort.InferenceSession, provider: Provider) -> str | None:
+    """What runs on the CPU though another provider was asked for; None where nothing heavy does."""
+    if provider.ort_name == _CPU:
+        return None
+    active: list[str] = session.get_providers()
+    if active[0] != provider.ort_name:
+        return f"the session runs on {', '.join(active)}"
+    heavy = {k: n for k, n in (assigned_nodes(session) or {}).get(_CPU, {}).items() if k in HEAVY}
+    if not heavy:
+        return None
+    counts = ", ".join(f"{count} {operator}" for operator, count in heavy.items())
+    return f"{counts} run on {_CPU}"
 
 
 def provider_in_use(session: ort.InferenceSession) -> str:

@@ -5,14 +5,31 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import onnxruntime as ort
 
 from onnxlm.errors import ProviderError
+from onnxlm.manifest import LOWERINGS, PRECISIONS, Manifest
 from onnxlm.plugins import Registry
+from onnxlm.runtime.providers._plugin import Plugin
 
 _SYSTEMS = {"linux": "Linux", "win32": "Windows", "darwin": "macOS"}
+_BASE_WHEEL = "onnxruntime"
+
+
+@dataclass(frozen=True)
+class DeviceRequest:
+    """What is asked of a provider's device.
+
+    Attributes:
+        device_id: Its number.
+        memory_limit: Most bytes that ONNX Runtime's arena may take there; 0 is no limit.
+        graph_capture: Record a decode step's kernels once and replay them.
+    """
+
+    device_id: int = 0
+    memory_limit: int = 0
+    graph_capture: bool = False
 
 
 @dataclass(frozen=True)
@@ -21,28 +38,126 @@ class Provider:
 
     Attributes:
         ort_name: Its name in ONNX Runtime.
-        install: What to do to get it.
-        device: Device type of its buffers, as OrtValue spells it.
+        wheel: The build of ONNX Runtime that has it; None where no wheel has.
+        plugin: The package that adds it to any build; None where none does.
+        needs: What it takes beside the wheel, for `install`.
+        device: Device type of its buffers, as OrtValue spells it: also the file of the provider that has them.
         systems: Values of `sys.platform` where it exists; everywhere when empty.
-        options: Device number -> provider options.
+        precisions: Packages that it runs.
+        lowerings: The same; the first is the one to export for it.
+        accepts: Fields of `DeviceRequest` that it carries out.
+        backed_by: Names of the provider files that take the nodes it leaves, before the CPU does.
+        options: Its options in ONNX Runtime for a request.
+        device_count: How many devices it has; None where only ONNX Runtime knows.
         missing: Why it cannot work here although the wheel has it; None when nothing is known against it.
     """
 
     ort_name: str
-    install: str
+    wheel: str | None = None
+    plugin: Plugin | None = None
+    needs: str = ""
     device: str = "cpu"
     systems: tuple[str, ...] = ()
-    options: Callable[[int], Mapping[str, Any]] = field(default=lambda device_id: {})
+    precisions: tuple[str, ...] = PRECISIONS
+    lowerings: tuple[str, ...] = LOWERINGS
+    accepts: tuple[str, ...] = ()
+    backed_by: tuple[str, ...] = ()
+    options: Callable[[DeviceRequest], Mapping[str, str]] = field(default=lambda request: {})
+    device_count: Callable[[], int | None] = field(default=lambda: None)
     missing: Callable[[], str | None] = field(default=lambda: None)
+
+    @property
+    def install(self) -> str:
+        """What to do to get it."""
+        ways = []
+        if self.plugin is not None:
+            ways.append(f"pip install {self.plugin.wheel}")
+        if self.wheel == _BASE_WHEEL:
+            ways.append(f"pip install {_BASE_WHEEL}")
+        elif self.wheel is not None:
+            swap = f"pip uninstall -y {_BASE_WHEEL} && pip install {self.wheel}"
+            ways.append(f"{swap} (one import name, two wheels)")
+        where = f"on {self._system_names()}: " if self.systems else ""
+        needs = f"{', ' if ways else ''}{self.needs}" if self.needs else ""
+        return f"{where}{', or '.join(ways)}{needs}"
+
+    def built_in(self) -> bool:
+        """Whether the installed build of ONNX Runtime brings it, so that no plugin is needed."""
+        if self.ort_name not in ort.get_available_providers():
+            return False
+        return not (self.plugin is not None and self.plugin.devices(self.ort_name))
 
     def unavailable(self) -> str | None:
         """Why this provider cannot be used in this process; None when it can."""
         if self.systems and sys.platform not in self.systems:
-            names = " and ".join(_SYSTEMS[system] for system in self.systems)
-            return f"{self.ort_name} exists on {names} only"
-        if self.ort_name not in ort.get_available_providers():
-            return f"the installed onnxruntime {ort.__version__} has no {self.ort_name}"
-        return self.missing()
+            return f"{self.ort_name} exists on {self._system_names()} only"
+        if self.built_in():
+            return self.missing()
+        lacking = f"the installed onnxruntime {ort.__version__} has no {self.ort_name}"
+        if self.plugin is None:
+            return lacking
+        problem = self.plugin.problem(self.ort_name)
+        return None if problem is None else f"{lacking}, and {problem}"
+
+    def check_package(self, name: str, manifest: Manifest) -> None:
+        """Refuse a package that this provider cannot run.
+
+        Args:
+            name: The provider's name, for the message.
+            manifest: Of the package.
+
+        Raises:
+            ProviderError: Names what it runs.
+        """
+        for what, found, allowed, option in (
+            ("lowering", manifest.lowering, self.lowerings, "--lowering"),
+            ("precision", manifest.precision, self.precisions, "--precision"),
+        ):
+            if found not in allowed:
+                raise ProviderError(
+                    f"execution provider '{name}' does not run packages of this {what}",
+                    found=found,
+                    allowed=", ".join(allowed),
+                    fix=f"export the model with {option} {allowed[0]}",
+                )
+
+    def check_request(self, name: str, request: DeviceRequest) -> None:
+        """Refuse what this provider cannot carry out.
+
+        Args:
+            name: The provider's name, for the message.
+            request: What is asked of its device.
+
+        Raises:
+            ProviderError: It has no such option, or no such device.
+        """
+        asked = {
+            "device_id": request.device_id != 0,
+            "memory_limit": request.memory_limit != 0,
+            "graph_capture": request.graph_capture,
+        }
+        for option, given in asked.items():
+            if given and option not in self.accepts:
+                words = option.replace("_", " ")
+                raise ProviderError(
+                    f"execution provider '{name}' has no {words}",
+                    allowed=f"providers that have: {', '.join(_accepting(option))}",
+                )
+        count = self._devices()
+        if count is not None and not 0 <= request.device_id < count:
+            raise ProviderError(
+                f"execution provider '{name}' has no such device",
+                found=request.device_id,
+                allowed=f"0 to {count - 1}" if count > 1 else 0,
+            )
+
+    def _devices(self) -> int | None:
+        if self.plugin is not None and not self.built_in():
+            return len(self.plugin.devices(self.ort_name))
+        return self.device_count()
+
+    def _system_names(self) -> str:
+        return " and ".join(_SYSTEMS[system] for system in self.systems)
 
 
 _PROVIDERS = Registry(
@@ -77,3 +192,7 @@ def require_provider(name: str) -> Provider:
             f"execution provider '{name}' cannot be used: {reason}", fix=provider.install
         )
     return provider
+
+
+def _accepting(option: str) -> list[str]:
+    return [name for name in provider_names() if option in find_provider(name).accepts]

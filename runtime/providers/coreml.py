@@ -4,8 +4,11 @@ from onnxlm.runtime.providers import Provider
 
 PROVIDER = Provider(
     ort_name="CoreMLExecutionProvider",
-    install="on macOS: pip install onnxruntime, whose wheel for macOS brings it",
+    wheel="onnxruntime",
+    needs="whose wheel for macOS brings it",
     systems=("darwin",),
+    precisions=("fp32", "fp16"),
+    lowerings=("plain", "portable"),
     # The older format, the default, has fewer operators.
-    options=lambda device_id: {"ModelFormat": "MLProgram"},
+    options=lambda request: {"ModelFormat": "MLProgram"},
 )

@@ -2,4 +2,4 @@
 
 from onnxlm.runtime.providers import Provider
 
-PROVIDER = Provider(ort_name="CPUExecutionProvider", install="pip install onnxruntime")
+PROVIDER = Provider(ort_name="CPUExecutionProvider", wheel="onnxruntime")

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import ctypes
-import ctypes.util
-import sys
-
-from onnxlm.runtime.providers import Provider
+from onnxlm.runtime.providers import DeviceRequest, Provider, _nvidia
 
 
-def _missing() -> str | None:
-    """The wheel lists the provider on machines without a driver too: ask for the driver itself."""
-    name = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
-    try:
-        ctypes.CDLL(name)
-    except OSError:
-        return f"the NVIDIA driver library {name} cannot be loaded"
-    return None
+def _options(request: DeviceRequest) -> dict[str, str]:
+    options = {
+        "device_id": str(request.device_id),
+        # Caches are allocated once and grow in large steps: doubling the arena would waste half of it.
+        "arena_extend_strategy": "kSameAsRequested",
+        # TF32 keeps 10 bits of a number: fp32 packages are to give fp32 results.
+        "use_tf32": "0",
+    }
+    if request.memory_limit:
+        options["gpu_mem_limit"] = str(request.memory_limit)
+    if request.graph_capture:
+        options["enable_cuda_graph"] = "1"
+    return options
 
 
 PROVIDER = Provider(
     ort_name="CUDAExecutionProvider",
-    install=(
-        "pip uninstall -y onnxruntime && pip install onnxruntime-gpu (one import name, two wheels), "
-        "with an NVIDIA driver"
-    ),
+    wheel="onnxruntime-gpu",
+    needs="with an NVIDIA driver, CUDA and cuDNN (pip install onnxruntime-gpu[cuda,cudnn] brings both)",
     device="cuda",
     systems=("linux", "win32"),
-    options=lambda device_id: {"device_id": str(device_id)},
-    missing=_missing,
+    accepts=("device_id", "memory_limit", "graph_capture"),
+    options=_options,
+    device_count=_nvidia.devices,
+    missing=lambda: _nvidia.missing("cuda"),
 )

@@ -4,10 +4,10 @@ from onnxlm.runtime.providers import Provider
 
 PROVIDER = Provider(
     ort_name="DmlExecutionProvider",
-    install=(
-        "on Windows: pip uninstall -y onnxruntime && pip install onnxruntime-directml "
-        "(one import name, two wheels)"
-    ),
+    wheel="onnxruntime-directml",
     systems=("win32",),
-    options=lambda device_id: {"device_id": str(device_id)},
+    precisions=("fp32", "fp16"),
+    lowerings=("plain",),
+    accepts=("device_id",),
+    options=lambda request: {"device_id": str(request.device_id)},
 )

@@ -18,7 +18,7 @@ FORMAT_VERSION = 1
 
 TASKS = ("text-generation",)
 PRECISIONS = ("fp32", "fp16", "int8", "int4")
-LOWERINGS = ("ort", "portable")
+LOWERINGS = ("ort", "portable", "plain")
 STATE_UPDATES = ("in_place", "append")
 
 # Characters that some supported file system refuses or gives a meaning (drives, streams, wild cards).

@@ -3,34 +3,81 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import importlib.machinery
 import re
 import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
 
 import onnxruntime as ort
 import pytest
+from support.runtime_models import counting_package
 
 from onnxlm.errors import ProviderError
-from onnxlm.runtime.providers import Provider, find_provider, provider_names, require_provider
+from onnxlm.manifest import LOWERINGS, PRECISIONS
+from onnxlm.runtime.providers import (
+    DeviceRequest,
+    Provider,
+    _plugin,
+    find_provider,
+    provider_names,
+    require_provider,
+)
 
 # A fake answer of ONNX Runtime: its wheel lists what it was built with, whether or not the machine has it.
 EVERYTHING = ["CUDAExecutionProvider", "OpenVINOExecutionProvider", "CPUExecutionProvider"]
 
 
 def test_names() -> None:
-    assert {"cpu", "cuda", "coreml", "directml", "openvino"} <= set(provider_names())
+    built_in = {"cpu", "cuda", "tensorrt", "coreml", "directml", "migraphx", "xnnpack"}
+    plugins = {"openvino", "webgpu", "qnn", "nv_tensorrt_rtx"}
+    assert set(provider_names()) == built_in | plugins
+    assert {name for name in provider_names() if find_provider(name).plugin} == plugins
 
 
 @pytest.mark.parametrize("name", provider_names())
 def test_each_file_describes_a_provider_of_onnxruntime(name: str) -> None:
     provider = find_provider(name)
-    assert provider.ort_name in ort.get_all_providers()
-    assert "pip install onnxruntime" in provider.install
+    known = ort.get_all_providers()
+    assert provider.ort_name in known or provider.plugin is not None
+    assert "pip install onnxruntime" in provider.install or provider.wheel is None
+    assert provider.install
     assert provider.device in ("cpu", "cuda")
     assert set(provider.systems) <= {"linux", "win32", "darwin"}
-    options = provider.options(3)
+    assert set(provider.precisions) <= set(PRECISIONS)
+    assert "fp32" in provider.precisions
+    assert set(provider.lowerings) <= set(LOWERINGS)
+    assert set(provider.accepts) <= {field.name for field in dataclasses.fields(DeviceRequest)}
+    for other in provider.backed_by:
+        assert find_provider(other).device == provider.device
+
+
+@pytest.mark.parametrize("name", provider_names())
+def test_options_carry_what_is_asked_and_accepted(name: str) -> None:
+    provider = find_provider(name)
+    options = provider.options(DeviceRequest(3, 5_000_000_000, True))
     assert all(isinstance(value, str) for pair in options.items() for value in pair)
     if "device_id" in options:
-        assert options["device_id"] == "3"
+        assert (options["device_id"], "device_id" in provider.accepts) == ("3", True)
+    assert ("5000000000" in options.values()) == ("memory_limit" in provider.accepts)
+    plain = provider.options(DeviceRequest())
+    captures = {k: v for k, v in options.items() if k not in plain and v == "1"}
+    assert bool(captures) == ("graph_capture" in provider.accepts)
+
+
+def test_options_of_cuda() -> None:
+    """Names by ONNX Runtime's CUDA execution provider documentation."""
+    cuda = find_provider("cuda")
+    plain = {"device_id": "0", "arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}
+    assert cuda.options(DeviceRequest()) == plain
+    assert cuda.options(DeviceRequest(1, 2**31, True)) == {
+        **plain,
+        "device_id": "1",
+        "gpu_mem_limit": "2147483648",
+        "enable_cuda_graph": "1",
+    }
 
 
 def test_each_provider_is_in_one_file() -> None:
@@ -83,16 +130,213 @@ def test_the_system_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_provider("openvino").unavailable() is None
 
 
-def test_the_wheel_has_cuda_and_the_machine_has_no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(name: str) -> None:
-        raise OSError(name)
+class Driver:
+    """libcuda of a machine with so many devices; opened by name, as ctypes opens it."""
 
+    def __init__(self, devices: int, absent: tuple[str, ...] = ()) -> None:
+        self._devices = devices
+        self._absent = absent
+
+    def __call__(self, name: str, mode: int = 0) -> Driver:
+        if any(absent in name for absent in self._absent):
+            said = "cannot open shared object file: No such file or directory"
+            raise OSError(f"{Path(name).name}: {said}")
+        return self
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802  the driver's name
+        return 0 if self._devices else 100
+
+    def cuDeviceGetCount(self, count: ctypes._CData) -> int:  # noqa: N802
+        count._obj.value = self._devices  # type: ignore[attr-defined]
+        return 0
+
+
+def machine(
+    monkeypatch: pytest.MonkeyPatch,
+    devices: int = 1,
+    absent: tuple[str, ...] = (),
+    printed: str = "",
+) -> None:
+    """A Linux machine with a build of ONNX Runtime for CUDA."""
     monkeypatch.setattr(ort, "get_available_providers", lambda: EVERYTHING)
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(ctypes, "CDLL", load)
-    reason = "the NVIDIA driver library libcuda.so.1 cannot be loaded"
-    assert find_provider("cuda").unavailable() == reason
-    with pytest.raises(ProviderError, match=f"'cuda' cannot be used: {reason}; pip uninstall"):
+    monkeypatch.setattr(ctypes, "CDLL", Driver(devices, absent))
+    monkeypatch.setattr(ort, "preload_dlls", lambda: print(printed, end=""))
+
+
+@pytest.mark.parametrize(
+    ("devices", "absent", "printed", "reason"),
+    [
+        (1, ("libcuda.so.1",), "", "the NVIDIA driver library libcuda.so.1 cannot be loaded"),
+        (0, (), "", "the NVIDIA driver finds no device"),
+        (
+            1,
+            (),
+            # As onnxruntime-gpu 1.31 prints it.
+            "Failed to load libcublasLt.so.13: libcublasLt.so.13: cannot open shared object file: No such "
+            "file or directory\nFailed to load libcurand.so.10: libcurand.so.10: cannot open\n"
+            "Please follow https://onnxruntime.ai/docs/install/#cuda-and-cudnn to install CUDA.\n",
+            "these libraries of CUDA cannot be loaded: libcublasLt.so.13, libcurand.so.10",
+        ),
+        (
+            1,
+            ("providers_cuda",),
+            "",
+            "these libraries of CUDA cannot be loaded: libonnxruntime_providers_cuda.so",
+        ),
+    ],
+)
+def test_what_cuda_lacks_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    devices: int,
+    absent: tuple[str, ...],
+    printed: str,
+    reason: str,
+) -> None:
+    machine(monkeypatch, devices, absent, printed)
+    with pytest.raises(
+        ProviderError, match=f"^execution provider 'cuda' cannot be used: {reason}; "
+    ):
         require_provider("cuda")
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: None)
-    assert find_provider("cuda").unavailable() is None
+    assert capsys.readouterr().out == ""  # the text that a model gives goes there
+
+
+def test_a_machine_with_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, devices=2)
+    cuda = require_provider("cuda")
+    cuda.check_request("cuda", DeviceRequest(1))
+    with pytest.raises(
+        ProviderError,
+        match=r"^execution provider 'cuda' has no such device; found 2; allowed: 0 to 1$",
+    ):
+        cuda.check_request("cuda", DeviceRequest(2))
+
+
+@pytest.mark.parametrize(
+    ("request_", "words", "those"),
+    [
+        (DeviceRequest(device_id=1), "device id", "cuda, "),
+        (DeviceRequest(memory_limit=1), "memory limit", "cuda, nv_tensorrt_rtx, tensorrt"),
+        (DeviceRequest(graph_capture=True), "graph capture", "cuda"),
+    ],
+)
+def test_what_a_provider_cannot_carry_out(request_: DeviceRequest, words: str, those: str) -> None:
+    message = f"^execution provider 'cpu' has no {words}; allowed: providers that have: {those}"
+    with pytest.raises(ProviderError, match=message):
+        find_provider("cpu").check_request("cpu", request_)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, None),
+        (
+            {"lowering": "ort"},
+            "this lowering; found ort; allowed: plain; export the model with --lowering plain",
+        ),
+        (
+            {"precision": "int8"},
+            "this precision; found int8; allowed: fp32, fp16; export the model with --precision",
+        ),
+    ],
+)
+def test_packages_that_openvino_does_not_run(changes: dict[str, str], message: str | None) -> None:
+    fields = {"lowering": "plain", "precision": "fp32"} | changes
+    manifest = dataclasses.replace(counting_package().manifest, **fields)
+    if message is None:
+        find_provider("openvino").check_package("openvino", manifest)
+        return
+    expected = f"^execution provider 'openvino' does not run packages of {message}"
+    with pytest.raises(ProviderError, match=expected):
+        find_provider("openvino").check_package("openvino", manifest)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+    type: Kind
+
+
+@dataclasses.dataclass(frozen=True)
+class EpDevice:
+    """What ONNX Runtime tells of a plugin's device."""
+
+    ep_name: str
+    device: Hardware
+
+
+def plugin_machine(
+    monkeypatch: pytest.MonkeyPatch, kinds: Sequence[str], error: str | None = None
+) -> list[str]:
+    """A machine with a plugin package that finds such devices; returns the names it gets registered by."""
+    registered: list[str] = []
+
+    def register(name: str, library: str) -> None:
+        assert library == "/somewhere/fake.so"
+        if error is not None:
+            raise RuntimeError(error)
+        registered.append(name)
+
+    module = types.ModuleType("fake_plugin")
+    module.__spec__ = importlib.machinery.ModuleSpec("fake_plugin", None)
+    module.get_library_path = lambda: "/somewhere/fake.so"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fake_plugin", module)
+    monkeypatch.setattr(ort, "register_execution_provider_library", register)
+    monkeypatch.setattr(
+        ort,
+        "get_ep_devices",
+        lambda: [EpDevice(n, Hardware(Kind(k))) for n in registered for k in kinds],
+    )
+    _plugin._register.cache_clear()
+    return registered
+
+
+FAKE = Provider(
+    "FakeExecutionProvider", plugin=_plugin.Plugin("fake_plugin", "onnxruntime-ep-fake")
+)
+LACKING = f"the installed onnxruntime {ort.__version__} has no FakeExecutionProvider, and the plugin package "
+
+
+def test_a_plugin_that_is_not_installed() -> None:
+    provider = Provider("FakeExecutionProvider", plugin=_plugin.Plugin("no_such_plugin", "a-wheel"))
+    assert provider.unavailable() == f"{LACKING}a-wheel is not installed"
+    assert provider.install == "pip install a-wheel"
+
+
+def test_a_plugin_is_registered_once_and_its_best_device_comes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registered = plugin_machine(monkeypatch, ["CPU", "NPU", "GPU"])
+    assert FAKE.unavailable() is None
+    assert FAKE.unavailable() is None
+    assert registered == ["FakeExecutionProvider"]
+    assert FAKE.plugin is not None
+    kinds = [found.device.type.name for found in FAKE.plugin.devices(FAKE.ort_name)]
+    assert kinds == ["GPU", "NPU", "CPU"]
+    accepting = dataclasses.replace(FAKE, accepts=("device_id",))
+    accepting.check_request("fake", DeviceRequest(2))
+    with pytest.raises(ProviderError, match=r"no such device; found 3; allowed: 0 to 2$"):
+        accepting.check_request("fake", DeviceRequest(3))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "error", "reason"),
+    [
+        ([], None, "onnxruntime-ep-fake finds no device that it can use"),
+        (
+            ["GPU"],
+            "libx.so:\n not found",
+            "onnxruntime-ep-fake cannot be loaded: libx.so: not found",
+        ),
+    ],
+)
+def test_a_plugin_that_is_of_no_use(
+    monkeypatch: pytest.MonkeyPatch, kinds: list[str], error: str | None, reason: str
+) -> None:
+    plugin_machine(monkeypatch, kinds, error)
+    assert FAKE.unavailable() == f"{LACKING}{reason}"

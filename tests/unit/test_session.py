@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import onnxruntime as ort
 import pytest
-from support.runtime_models import counting_package, loaded
+import torch
+from support.batches import some_ids
+from support.parity import assert_logits_close
+from support.runtime_models import at_once, counting_package, hot_package, loaded
 
 from onnxlm.errors import InputError, PackageError, ProviderError
 from onnxlm.runtime import load
-from onnxlm.runtime.providers import cuda, find_provider
+from onnxlm.runtime.cores import usable_cores
+from onnxlm.runtime.engine import Batch
+from onnxlm.runtime.providers import _nvidia, cuda, find_provider
 from onnxlm.runtime.session import (
     SessionConfig,
+    left_to_cpu,
     open_session,
     provider_in_use,
     session_options,
-    usable_cores,
 )
 
 NO_CUDA = "CUDAExecutionProvider" not in ort.get_available_providers()
@@ -43,11 +50,26 @@ def test_options() -> None:
     assert session_options(SessionConfig()).intra_op_num_threads == usable_cores()
 
 
-@pytest.mark.parametrize("threads", [-1, -8])
-def test_a_negative_number_of_threads(threads: int) -> None:
-    message = rf"^threads; found {threads}; allowed: 0 \(all cores\) or more$"
-    with pytest.raises(InputError, match=message):
-        SessionConfig(threads=threads)
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("threads", -1, r"0 \(all cores\) or more"),
+        ("device_id", -2, "0 or more"),
+        ("gpu_mem_limit", -1, r"0 \(no limit\) or more bytes"),
+    ],
+)
+def test_a_negative_number(field: str, value: int, allowed: str) -> None:
+    with pytest.raises(InputError, match=rf"^{field}; found {value}; allowed: {allowed}$"):
+        SessionConfig(**{field: value})
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_numbers_do_not_depend_on_the_threads(threads: int) -> None:
+    """Against transformers, which ran on threads of its own."""
+    model = load(hot_package().path, threads=threads)
+    (row,) = some_ids(40)
+    ours = torch.from_numpy(model.logits(row))
+    assert_logits_close(ours, at_once(row), 1e-5)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
@@ -71,38 +93,6 @@ def test_one_core_is_one_thread() -> None:
         text=True,
     )
     assert int(alone.stdout.split()[1]) == tasks + 2  # the pool's threads beside the caller's
-
-
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({}, 8),
-        ({"cpu.max": "max 100000\n"}, 8),
-        ({"cpu.max": "300000 100000\n"}, 3),
-        ({"cpu.max": "250000 100000\n"}, 2),
-        ({"cpu.max": "50000 100000\n"}, 1),
-        ({"cpu.max": "6400000 100000\n"}, 8),
-        ({"cpu.max": "nonsense\n"}, 8),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
-        ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
-    ],
-)
-def test_a_container_gives_fewer_cores_than_the_machine_has(
-    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    for name, text in files.items():
-        file = tmp_path / name
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text, encoding="ascii")
-    assert usable_cores(tmp_path) == cores
-
-
-def test_a_system_without_affinity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    for count, cores in ((6, 6), (None, 1)):
-        monkeypatch.setattr(os, "cpu_count", lambda count=count: count)
-        assert usable_cores(tmp_path) == cores
 
 
 def test_the_provider_in_use() -> None:
@@ -139,7 +129,7 @@ def test_an_available_list_that_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         ort, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
     )
-    monkeypatch.setattr("ctypes.CDLL", lambda name: None)
+    monkeypatch.setattr(_nvidia, "missing", lambda library: None)
     assert find_provider("cuda").unavailable() is None
     message = "asked for CUDAExecutionProvider, the session runs on CPUExecutionProvider; mend"
     with pytest.raises(ProviderError, match=message), pytest.warns(UserWarning, match="CUDA"):
@@ -180,7 +170,7 @@ class Refusing:
 @pytest.fixture
 def refusing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
-    monkeypatch.setattr("ctypes.CDLL", lambda name: None)
+    monkeypatch.setattr(_nvidia, "missing", lambda library: None)
     monkeypatch.setattr(ort, "InferenceSession", Refusing)
 
 
@@ -195,3 +185,123 @@ def test_a_provider_that_fails_while_it_opens_a_graph(tmp_path: Path) -> None:
     allowed = SessionConfig(provider="cuda", threads=1, allow_fallback=True)
     session = open_session(tmp_path / "g", allowed, ort.SessionOptions())
     assert provider_in_use(session) == "cpu"
+
+
+class Failing:
+    """A session whose provider can load a graph and cannot run it."""
+
+    def __init__(self, said: str) -> None:
+        self._said = said
+
+    def get_providers(self) -> list[str]:
+        return ["CUDAExecutionProvider", "CPUExecutionProvider"]
+
+    def run_with_iobinding(self, binding: object, options: object) -> None:
+        raise RuntimeError(self._said)
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (
+            "Non-zero status code returned while running X.\n no kernel image is available",
+            "^CUDAExecutionProvider could load the graph and fails to run it; found Non-zero status code "
+            r"returned while running X\. no kernel image is available; try another provider$",
+        ),
+        (
+            # As BFCArena says it.
+            "Available memory of 1048576 is smaller than requested bytes of 28311552",
+            "^CUDAExecutionProvider has too little memory for this; found Available memory of 1048576 .*; "
+            "raise --gpu-mem-limit, or use a smaller package, fewer rows or a shorter context$",
+        ),
+    ],
+)
+def test_a_provider_that_fails_on_the_first_run(said: str, message: str) -> None:
+    sessions = dataclasses.replace(loaded(counting_package().path).sessions, prefill=Lending(said))
+    with pytest.raises(ProviderError, match=message):
+        Batch(sessions, 1).prefill_tokens([[1, 2]])
+
+
+class Lending(Failing):
+    """Its binding is a real one."""
+
+    def io_binding(self) -> ort.IOBinding:
+        return loaded(counting_package().path).sessions.prefill.io_binding()
+
+
+def test_a_memory_limit_that_does_not_hold_the_weights(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Small(Refusing):
+        def __init__(self, *arguments: object, **more: object) -> None:
+            raise RuntimeError("Failed to allocate memory for requested buffer of size 113246208")
+
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(_nvidia, "missing", lambda library: None)
+    monkeypatch.setattr(ort, "InferenceSession", Small)
+    config = SessionConfig(provider="cuda", threads=1, gpu_mem_limit=1 << 20)
+    message = (
+        "^CUDAExecutionProvider has too little memory for this; found Failed to .* 113246208; raise"
+    )
+    with pytest.raises(ProviderError, match=message):
+        open_session(tmp_path / "g", config, ort.SessionOptions())
+
+
+class Part:
+    """What ONNX Runtime says of nodes that one provider was given."""
+
+    def __init__(self, ep_name: str, *operators: str) -> None:
+        self.ep_name = ep_name
+        self._operators = operators
+
+    def get_nodes(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(op_type=operator) for operator in self._operators]
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([Part("CUDAExecutionProvider", "MatMul"), Part("CPUExecutionProvider", "Shape")], None),
+        (
+            [
+                Part("CUDAExecutionProvider", "Add"),
+                Part("CPUExecutionProvider", "MatMul", "Shape"),
+                Part("CPUExecutionProvider", "MatMul", "GroupQueryAttention"),
+            ],
+            "2 MatMul, 1 GroupQueryAttention run on CPUExecutionProvider",
+        ),
+    ],
+)
+def test_nodes_that_a_provider_leaves_to_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, parts: list[Part], said: str | None
+) -> None:
+    """QNN on a processor of another maker takes none at all, and is still the first of `get_providers`."""
+
+    class Mixed(Refusing):
+        def __init__(self, *arguments: object, **more: object) -> None:
+            self._name = "CUDAExecutionProvider"
+
+        def get_provider_graph_assignment_info(self) -> list[Part]:
+            return parts
+
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(_nvidia, "missing", lambda library: None)
+    monkeypatch.setattr(ort, "InferenceSession", Mixed)
+    config = SessionConfig(provider="cuda", threads=1)
+    options = ort.SessionOptions()
+    if said is None:
+        assert provider_in_use(open_session(tmp_path / "g", config, options)) == "cuda"
+        return
+    with pytest.raises(ProviderError, match=f"^asked for CUDAExecutionProvider, {said}; mend the"):
+        open_session(tmp_path / "g", config, options)
+    allowed = SessionConfig(provider="cuda", threads=1, allow_fallback=True)
+    session = open_session(tmp_path / "g", allowed, options)
+    assert left_to_cpu(session, cuda.PROVIDER) == said
+
+
+def test_a_step_that_changes_its_shape_cannot_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(_nvidia, "missing", lambda library: None)
+    message = "another shape each time .* found lowering portable; allowed: lowering ort$"
+    with pytest.raises(InputError, match=message):
+        load(hot_package("portable").path, provider="cuda", graph_capture=True)

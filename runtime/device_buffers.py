@@ -1,0 +1,97 @@
+"""Cache buffers that get more or fewer columns or other rows, each change made where the buffer is.
+
+In the processor's memory numpy does it. A device's memory is not looked at from here: a graph of two
+operators does it there, run by the provider that the device belongs to, and nothing passes the processor.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from onnxlm.runtime.providers import DeviceRequest, find_provider
+
+Device = tuple[str, int]
+
+# y = Pad(Gather(x, r, axis=0), p), opset 18, as serialized models by x's type; tests build them with onnx.
+MOVERS = {
+    "tensor(float)": (
+        "CAg6YgoeCgF4CgFyEgFnIgZHYXRoZXIqCwoEYXhpcxgAoAECCg4KAWcKAXASAXkiA1BhZBIEbW92ZVoJCgF4EgQKAggBWgkK"
+        "AXISBAoCCAdaCQoBcBIECgIIB2IJCgF5EgQKAggBQgQKABAS"
+    ),
+    "tensor(float16)": (
+        "CAg6YgoeCgF4CgFyEgFnIgZHYXRoZXIqCwoEYXhpcxgAoAECCg4KAWcKAXASAXkiA1BhZBIEbW92ZVoJCgF4EgQKAggKWgkK"
+        "AXISBAoCCAdaCQoBcBIECgIIB2IJCgF5EgQKAggKQgQKABAS"
+    ),
+}
+_DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
+
+
+def on_host(device: Device) -> bool:
+    """Whether buffers there are the processor's own memory."""
+    return device[0] == "cpu"
+
+
+def resized(buffer: ort.OrtValue, axis: int, kept: int, size: int, device: Device) -> ort.OrtValue:
+    """A new buffer that begins with what another begins with; the rest is zero.
+
+    Zeros, not empty memory: a kernel that multiplies an unused tail by 0 must not meet a NaN.
+
+    Args:
+        buffer: The other.
+        axis: The axis whose length changes.
+        kept: Entries along it that are taken over.
+        size: Entries along it of the new buffer.
+        device: Where both are.
+    """
+    shape = [*buffer.shape()]
+    shape[axis] = size
+    if on_host(device):
+        held = buffer.numpy()
+        new = np.zeros(shape, dtype=held.dtype)
+        first = (*(slice(None) for _ in range(axis)), slice(kept))
+        new[first] = held[first]
+        return ort.OrtValue.ortvalue_from_numpy(new)
+    if not kept:
+        zeros = np.zeros(shape, dtype=_DTYPES[buffer.data_type()])
+        return ort.OrtValue.ortvalue_from_numpy(zeros, *device)
+    rows = np.arange(shape[0])
+    # Twice, as a pad cuts off or adds: what follows the kept entries is dropped, then zeros come.
+    if kept != buffer.shape()[axis]:
+        buffer = _moved(buffer, rows, axis, kept - buffer.shape()[axis], device)
+    return _moved(buffer, rows, axis, size - kept, device)
+
+
+def taken(buffer: ort.OrtValue, rows: NDArray[np.int64], device: Device) -> ort.OrtValue:
+    """A new buffer whose row i, along the first axis, is row `rows[i]` of another; both are on a device."""
+    return _moved(buffer, rows, 0, 0, device)
+
+
+def _moved(
+    buffer: ort.OrtValue, rows: NDArray[np.int64], axis: int, more: int, device: Device
+) -> ort.OrtValue:
+    pads = np.zeros((2, len(buffer.shape())), dtype=np.int64)
+    pads[1, axis] = more
+    session = _mover(buffer.data_type(), device)
+    binding = session.io_binding()
+    binding.bind_ortvalue_input("x", buffer)
+    binding.bind_cpu_input("r", np.ascontiguousarray(rows, dtype=np.int64))
+    binding.bind_cpu_input("p", pads.ravel())
+    binding.bind_output("y", *device)
+    session.run_with_iobinding(binding)
+    return binding.get_outputs()[0]
+
+
+@functools.cache
+def _mover(data_type: str, device: Device) -> ort.InferenceSession:
+    """A session on the device, kept: it owns the memory that it gave out."""
+    provider = find_provider(device[0])
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    chosen = (provider.ort_name, dict(provider.options(DeviceRequest(device_id=device[1]))))
+    model = base64.b64decode(MOVERS[data_type])
+    return ort.InferenceSession(model, options, providers=[chosen], enable_fallback=0)

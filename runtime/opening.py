@@ -1,0 +1,84 @@
+"""The sessions of a package on the provider that is asked for, or the reason for another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxlm import io_spec
+from onnxlm.errors import InputError
+from onnxlm.package import Package
+from onnxlm.runtime.engine import Sessions
+from onnxlm.runtime.prepacked import PreparedGraphs, open_files, open_graphs, own_files
+from onnxlm.runtime.providers import find_provider
+from onnxlm.runtime.session import (
+    SessionConfig,
+    left_to_cpu,
+    provider_in_use,
+    usable_provider,
+)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What `open_sessions` gives.
+
+    Attributes:
+        sessions: The sessions.
+        fallback: Why they are not, or not wholly, on the provider that was asked for; None when they are.
+    """
+
+    sessions: Sessions
+    fallback: str | None
+
+
+def open_sessions(package: Package, config: SessionConfig, packed: bool = True) -> Opened:
+    """Open a package's graphs.
+
+    Args:
+        package: The package.
+        config: Provider, device, threads.
+        packed: See `onnxlm.runtime.load`.
+
+    Raises:
+        InputError: Steps of the package cannot be recorded.
+        ProviderError: The provider is not known or not available, or does not run such packages.
+        PackageError: ONNX Runtime cannot load a graph.
+    """
+    manifest = package.manifest
+    name = usable_provider(config)
+    if not config.allow_fallback:
+        find_provider(name).check_package(name, manifest)
+    if config.graph_capture and any(state.update != "in_place" for state in manifest.states):
+        raise InputError(
+            "a decode step of this package has another shape each time and cannot be recorded",
+            found=f"lowering {manifest.lowering}",
+            allowed="lowering ort",
+        )
+    if packed:
+        graphs, _ = open_graphs(package, config)
+    else:
+        graphs = open_files(PreparedGraphs(own_files(package), cached=False), config)
+    decode = graphs[io_spec.DECODE]
+    used = provider_in_use(decode)
+    device = find_provider(used).device
+    sessions = Sessions(
+        prefill=graphs[io_spec.PREFILL],
+        decode=decode,
+        states=manifest.states,
+        vocab_size=manifest.vocab_size,
+        context_length=manifest.context_length,
+        device=(device, 0 if device == "cpu" else config.device_id),
+        graph_capture=config.graph_capture and used == config.provider,
+    )
+    return Opened(sessions, _fallback(sessions, config.provider, used))
+
+
+def _fallback(sessions: Sessions, asked: str, used: str) -> str | None:
+    provider = find_provider(asked)
+    if used != asked:
+        return provider.unavailable() or f"onnxruntime could not open it on {provider.ort_name}"
+    for name, session in (("prefill", sessions.prefill), ("decode", sessions.decode)):
+        left = left_to_cpu(session, provider)
+        if left is not None:
+            return f"in {name}, {left}"
+    return None
