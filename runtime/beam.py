@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxlm.runtime.logprobs import TokenLogprob, largest, token_logprob
+from onnxlm.runtime.penalties import Logits
 from onnxlm.runtime.row_history import RowHistory
 
 # Stands for no score at all; finite, because sums and powers of it are compared.
@@ -82,13 +83,11 @@ class BeamSearch:
         self.complete: list[Beam] = []
         self.done = False
 
-    def advance(
-        self, ruled: NDArray[np.float64], own: NDArray[np.float64]
-    ) -> tuple[list[int], list[int]]:
+    def advance(self, ruled: Logits, own: NDArray[np.float64]) -> tuple[list[int], list[int]]:
         """Take the next tokens' log-probabilities and choose.
 
         Args:
-            ruled: float64 [K, V], by row, after rules.
+            ruled: float [K, V], by row, after rules.
             own: float64 [K, V], by row, the model's own.
 
         Returns:

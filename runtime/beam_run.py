@@ -18,6 +18,7 @@ from onnxlm.runtime.generation import Generation
 from onnxlm.runtime.generation_fields import refused
 from onnxlm.runtime.logits_rules import LogitsRules, apply_rules
 from onnxlm.runtime.logprobs import log_softmax
+from onnxlm.runtime.penalties import Logits
 from onnxlm.runtime.row_history import RowHistory
 from onnxlm.runtime.run import Prompts
 from onnxlm.runtime.sampling import check_logits
@@ -118,7 +119,7 @@ class BeamRun:
             rows = slice(i * self._beams, (i + 1) * self._beams)
             check_logits(logits[rows])
             own = log_softmax(logits[rows])
-            ruled = own
+            ruled: Logits = own
             histories = [beam.history for beam in sorted(search.running, key=lambda b: b.row)]
             known = [history for history in histories if history is not None]
             if known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-def log_softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
+def log_softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     """Natural logarithms of the probabilities, float64 [..., vocab_size]."""
     below = logits.astype(np.float64)
     below -= below.max(axis=-1, keepdims=True)
@@ -43,7 +44,7 @@ def token_logprob(logprobs: NDArray[np.float64], token_id: int, count: int) -> T
     return TokenLogprob(token_id, float(logprobs[token_id]), top)
 
 
-def largest(values: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+def largest(values: NDArray[np.floating[Any]], count: int) -> NDArray[np.int64]:
     """Where the largest of [n] are, largest first; of equal ones the first come first."""
     count = min(count, values.size)
     if count == 0:

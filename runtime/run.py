@@ -94,7 +94,7 @@ class SamplingRun:
         self._prompts = prompts
         wanted = [one.num_return_sequences for one in prompts.params]
         # The prompt of each row; the rows of a prompt lie one behind the other.
-        self._sources = np.repeat(np.arange(len(wanted)), wanted)
+        self._sources = [prompt for prompt, count in enumerate(wanted) for _ in range(count)]
         self._first = np.cumsum([0, *wanted])
         limits = [prompts.limits(source) for source in self._sources]
         self._limits, self._stops = limits, RowStops(limits)
@@ -122,7 +122,7 @@ class SamplingRun:
             self._chooser,
             self._stops,
             self._timings,
-            None if max(wanted, default=1) == 1 else self._sources,
+            None if max(wanted, default=1) == 1 else np.array(self._sources),
         )
 
     def steps(self) -> Iterator[None]:
@@ -132,7 +132,7 @@ class SamplingRun:
                 tokens, live = next(self._steps)
             except (StopIteration, PromptCancelledError):
                 return
-            for row in np.flatnonzero(live):
+            for row in np.flatnonzero(live).tolist():
                 self._take(row, int(tokens[row]))
             yield
 
