@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from onnxlm.errors import ConfigError
 from onnxlm.models.layers.activation import ACTIVATIONS
-from onnxlm.models.layers.rotary import ROPE_TYPES, RopeConfig
+from onnxlm.models.layers.rotary import RopeConfig
+from onnxlm.models.rope_reading import read_rope
 
 T = TypeVar("T", int, float, bool, str)
 
@@ -94,6 +95,34 @@ class ConfigReader:
         self._raw = raw
         self._source = source
         self._read: set[str] = set()
+        self._spellings: dict[str, str] = {}
+
+    def spelled(self, spellings: Mapping[str, str]) -> None:
+        """Read usual keys under a family's own names; the usual ones are understood too.
+
+        Args:
+            spellings: Usual key -> the family's, as in {"hidden_size": "n_embd"}.
+
+        Raises:
+            ConfigError: Both are there and differ.
+        """
+        raw = dict(self._raw)
+        for usual, own in spellings.items():
+            if raw.get(own) is None:
+                raw.pop(own, None)
+                continue
+            value = raw.pop(own)
+            if raw.setdefault(usual, value) != value:
+                raise ConfigError(
+                    f"{self._source}: fields '{own}' and '{usual}' differ",
+                    found=f"{value!r} and {raw[usual]!r}",
+                    fix=f"remove '{usual}'",
+                )
+        self._raw = raw
+        self._spellings.update(spellings)
+
+    def _shown(self, key: str) -> str:
+        return self._spellings.get(key, key)
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The value of `key` as `kind`; `default` where it is absent or null.
@@ -106,39 +135,89 @@ class ConfigReader:
         if value is None:
             if default is None:
                 raise ConfigError(
-                    f"{self._source}: field '{key}' is missing",
-                    fix=f"add '{key}' ({kind.__name__}) to the config",
+                    f"{self._source}: field '{self._shown(key)}' is missing",
+                    fix=f"add '{self._shown(key)}' ({kind.__name__}) to the config",
                 )
             return default
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         if type(value) is not kind:
             raise ConfigError(
-                f"{self._source}: field '{key}' has a wrong type",
+                f"{self._source}: field '{self._shown(key)}' has a wrong type",
                 found=repr(value),
                 allowed=kind.__name__,
             )
         return value
 
-    def optional(self, key: str, kind: type[T]) -> T | None:
-        """The value of `key` as `kind`; None where it is absent or null.
+    def optional(self, key: str, kind: type[T], default: T | None = None) -> T | None:
+        """The value of `key` as `kind`; None where it is null, `default` where it is absent.
 
         Raises:
             ConfigError: It has another type.
         """
         self._read.add(key)
-        return None if self._raw.get(key) is None else self.get(key, kind)
+        if key not in self._raw:
+            return default
+        return None if self._raw[key] is None else self.get(key, kind)
 
-    def unused(self, key: str) -> None:
-        """Take note of a key that changes no number of this family."""
+    def a_layer_each(self, key: str, kind: type[T], layers: int) -> tuple[T, ...] | None:
+        """A list with a value for each layer; None where it is absent or null.
+
+        Raises:
+            ConfigError: It is no list of such values, or too short.
+        """
         self._read.add(key)
+        values = self._raw.get(key)
+        if values is None:
+            return None
+        whole = isinstance(values, list) and all(type(value) is kind for value in values)
+        if not whole or len(values) < layers:
+            raise ConfigError(
+                f"{self._source}: field '{self._shown(key)}'",
+                found=repr(values),
+                allowed=f"a list of {kind.__name__}, one for each of {layers} layers",
+            )
+        return tuple(values[:layers])
+
+    def items(self, key: str, kind: type[T]) -> tuple[T, ...] | None:
+        """The list of `key`, all of one type; None where it is absent or null.
+
+        Raises:
+            ConfigError: It is no list, or an entry has another type.
+        """
+        self._read.add(key)
+        value = self._raw.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, list) or any(type(item) is not kind for item in value):
+            raise ConfigError(
+                f"{self._source}: field '{self._shown(key)}' has a wrong type",
+                found=repr(value),
+                allowed=f"a list of {kind.__name__}",
+            )
+        return tuple(value)
+
+    def unused(self, *keys: str) -> None:
+        """Take note of keys that change no number of this family."""
+        self._read.update(keys)
 
     def positive(self, key: str, default: int | None = None) -> int:
         """An int above 0."""
         value = self.get(key, int, default)
         if value <= 0:
-            raise ConfigError(f"{self._source}: field '{key}'", found=value, allowed="above 0")
+            shown = self._shown(key)
+            raise ConfigError(f"{self._source}: field '{shown}'", found=value, allowed="above 0")
         return value
+
+    def divides(self, part: str, whole: str) -> None:
+        """Refuse a config whose count `part` does not divide `whole`."""
+        a, b = self.positive(part), self.positive(whole)
+        if b % a:
+            raise ConfigError(
+                f"{self._source}: '{self._shown(whole)}' is no multiple of '{self._shown(part)}'",
+                found=f"{b} and {a}",
+                fix="correct the config",
+            )
 
     def only(self, key: str, *allowed: object) -> None:
         """Refuse any value of `key` but the allowed ones (the first is the default)."""
@@ -146,40 +225,38 @@ class ConfigReader:
         value = self._raw.get(key, allowed[0])
         if value is not None and value not in allowed:
             raise ConfigError(
-                f"{self._source}: field '{key}' is not supported with this value",
+                f"{self._source}: field '{self._shown(key)}' is not supported with this value",
                 found=repr(value),
                 allowed=", ".join(map(repr, allowed)),
             )
 
-    def rope(self, theta: float = 10000.0) -> RopeConfig:
+    def rope(self, theta: float = 10000.0, *, longrope: bool = False) -> RopeConfig:
         """Rotary settings from `rope_parameters`, or from `rope_scaling` with a top-level `rope_theta`.
 
         Args:
             theta: The base where the config does not say.
+            longrope: The family's `DecoderLM` is given `longrope_switch`.
         """
         self._read |= {"rope_parameters", "rope_scaling", "rope_theta"}
         raw = dict(self._raw.get("rope_parameters") or self._raw.get("rope_scaling") or {})
-        legacy_type = raw.pop("type", "default")
-        rope_type = raw.pop("rope_type", legacy_type)
-        base = raw.pop("rope_theta", self._raw.get("rope_theta", theta))
-        if rope_type not in ROPE_TYPES:
-            raise ConfigError(
-                f"{self._source}: rope_type is not supported",
-                found=repr(rope_type),
-                allowed=", ".join(ROPE_TYPES),
-            )
-        spec = ROPE_TYPES[rope_type]
-        missing = sorted(spec.required - raw.keys())
-        unknown = sorted(raw.keys() - spec.required - spec.optional)
-        if missing or unknown:
-            raise ConfigError(
-                f"{self._source}: rope parameters of type '{rope_type}'",
-                found=f"missing {missing}, unknown {unknown}",
-                allowed=", ".join(sorted(spec.required | spec.optional)) or "none",
-            )
-        return RopeConfig(
-            str(rope_type), float(base), {k: v for k, v in raw.items() if v is not None}
-        )
+        if "partial_rotary_factor" in self._read or raw.get("partial_rotary_factor") == 1.0:
+            raw.pop("partial_rotary_factor", None)
+        rope = read_rope(raw, self._raw.get("rope_theta") or theta, self._source)
+        if rope.rope_type == "longrope" and not longrope:
+            raise ConfigError(f"{self._source}: this family has no rope_type 'longrope'")
+        return rope
+
+    def rotary_share(self, default: float) -> float:
+        """`partial_rotary_factor`, the share of a head's widths that turn; call it before `rope`.
+
+        It stands among the rotary settings, or beside them.
+
+        Args:
+            default: The share where the config does not say.
+        """
+        share = self.get("partial_rotary_factor", float, default)
+        rope = self._raw.get("rope_parameters") or self._raw.get("rope_scaling") or {}
+        return float(rope.get("partial_rotary_factor") or share)
 
     def activation(self, key: str = "hidden_act", default: str = "silu") -> str:
         """The name of an activation.
@@ -190,17 +267,18 @@ class ConfigReader:
         name = self.get(key, str, default)
         if name not in ACTIVATIONS:
             raise ConfigError(
-                f"{self._source}: field '{key}' is no activation that is supported",
+                f"{self._source}: field '{self._shown(key)}' is no activation that is supported",
                 found=repr(name),
                 allowed=", ".join(ACTIVATIONS),
             )
         return name
 
-    def model_fields(self, tied: bool = False) -> dict[str, Any]:
+    def model_fields(self, tied: bool = False, positions: int = 2048) -> dict[str, Any]:
         """Fields of `ModelConfig` under the names that most families use.
 
         Args:
             tied: Whether head and embedding are one where the config does not say.
+            positions: `max_position_embeddings` where it does not say.
         """
         return {
             "model_type": self.get("model_type", str),
@@ -208,7 +286,7 @@ class ConfigReader:
             "hidden_size": self.positive("hidden_size"),
             "num_hidden_layers": self.positive("num_hidden_layers"),
             "num_attention_heads": self.positive("num_attention_heads"),
-            "max_position_embeddings": self.positive("max_position_embeddings", 2048),
+            "max_position_embeddings": self.positive("max_position_embeddings", positions),
             "tie_word_embeddings": self.get("tie_word_embeddings", bool, tied),
         }
 
@@ -219,6 +297,9 @@ class ConfigReader:
         eps: float = 1e-6,
         theta: float = 10000.0,
         biases: bool = True,
+        positions: int = 2048,
+        head_dim: int | None = None,
+        rope: RopeConfig | None = None,
     ) -> dict[str, Any]:
         """Fields of `RotaryConfig` under the names that most families use.
 
@@ -227,15 +308,18 @@ class ConfigReader:
             eps: `rms_norm_eps` where the config does not say.
             theta: `rope_theta` where the config does not say.
             biases: Whether the family has `attention_bias` and `mlp_bias`.
+            positions: `max_position_embeddings` where the config does not say.
+            head_dim: Width of a head where it does not say; hidden_size / num_attention_heads when None.
+            rope: Rotary settings that are read already.
         """
-        fields = self.model_fields(tied)
-        heads = fields["num_attention_heads"]
+        fields = self.model_fields(tied, positions)
+        width = head_dim or fields["hidden_size"] // fields["num_attention_heads"]
         fields |= {
             "intermediate_size": self.positive("intermediate_size"),
             "num_key_value_heads": self.positive("num_key_value_heads"),
-            "head_dim": self.positive("head_dim", fields["hidden_size"] // heads),
+            "head_dim": self.positive("head_dim", width),
             "rms_norm_eps": self.get("rms_norm_eps", float, eps),
-            "rope": self.rope(theta),
+            "rope": self.rope(theta) if rope is None else rope,
             "hidden_act": self.activation(),
         }
         if biases:
@@ -257,7 +341,7 @@ class ConfigReader:
         if unread:
             raise ConfigError(
                 f"{self._source}: fields that this architecture does not read",
-                found=", ".join(f"{key}={self._raw[key]!r}" for key in unread),
-                allowed=", ".join(sorted(self._read)),
+                found=", ".join(f"{self._shown(key)}={self._raw[key]!r}" for key in unread),
+                allowed=", ".join(sorted(map(self._shown, self._read))),
                 fix="remove them if they change nothing",
             )

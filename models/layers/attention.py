@@ -27,12 +27,14 @@ class AttentionContext:
         position_ids: int64 [B, S].
         tables: Rotary cosines and sines [M, R/2] by the name that layers ask for.
         bias: Added to every layer's scores [B, H, S, P + S], or None.
+        by_position: `position_ids` are rows of the tables that need not be those of the columns.
     """
 
     attention_mask: Tensor
     position_ids: Tensor
     tables: Mapping[str, Tables] = field(default_factory=dict)
     bias: Tensor | None = None
+    by_position: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Attention(nn.Module):
         query = self._normed(self.q_proj(x), self.q_norm)
         key = self._normed(self.k_proj(x), self.k_norm)
         tables = None if self.options.rope is None else context.tables[self.options.rope]
-        if tables is not None and self.options.rotate_by_position:
+        if tables is not None and (self.options.rotate_by_position or context.by_position):
             pairing = self.spec.interleaved
             query = rotary(query, context.position_ids, tables, self.spec.num_heads, pairing)
             key = rotary(key, context.position_ids, tables, self.spec.num_kv_heads, pairing)

@@ -5,6 +5,7 @@ Legend of shapes: B rows, S new tokens a row, P cached columns, V vocabulary siz
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -193,6 +194,7 @@ class DecoderLM(nn.Module):
         bias_table: Attention bias by distance [H, L], see `distance_bias`; a buffer, or shared by all layers.
         scaling: Constants.
         switch_positions: (n, offset): rows longer than n take the rotary rows behind `offset` (LongRoPE).
+        max_positions: Most positions of a row, where no table says so.
     """
 
     bias_table: Tensor | None
@@ -211,6 +213,7 @@ class DecoderLM(nn.Module):
         bias_table: Tensor | None = None,
         scaling: Scaling = Scaling(),
         switch_positions: tuple[int, int] | None = None,
+        max_positions: int | None = None,
     ) -> None:
         super().__init__()
         self.embed_tokens = embedding
@@ -223,11 +226,23 @@ class DecoderLM(nn.Module):
         self.lm_head = lm_head
         self.scaling = scaling
         self.switch_positions = switch_positions
+        self._max_positions = max_positions
         self.register_buffer("bias_table", bias_table, persistent=False)
         self._tables = tuple(rope or {})
         for name, (cos, sin) in (rope or {}).items():
             self.register_buffer(f"rope_{name}_cos", cos, persistent=False)
             self.register_buffer(f"rope_{name}_sin", sin, persistent=False)
+
+    @property
+    def max_positions(self) -> int | None:
+        """Most positions of a row, as the tables say or as was given; None where nothing limits them."""
+        before = 0 if self.switch_positions is None else self.switch_positions[1]
+        rows = [self.get_buffer(f"rope_{name}_cos").shape[0] - before for name in self._tables]
+        if self.bias_table is not None:
+            rows.append(self.bias_table.shape[1])
+        positions = getattr(self.embed_positions, "max_positions", None)
+        given = [rows for rows in (self._max_positions, positions) if rows is not None]
+        return min([*rows, *given], default=None)
 
     @property
     def state_shapes(self) -> list[dict[str, tuple[int, int]]]:
@@ -291,7 +306,7 @@ class DecoderLM(nn.Module):
         limit, offset = self.switch_positions
         longer = (context.attention_mask.sum(1, keepdim=True) > limit).to(torch.int64)
         rows = context.position_ids + offset * longer
-        return AttentionContext(context.attention_mask, rows, context.tables, context.bias)
+        return dataclasses.replace(context, position_ids=rows, by_position=True)
 
     def _embed(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
         x: Tensor = self.embed_tokens(input_ids)

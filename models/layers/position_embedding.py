@@ -19,6 +19,7 @@ class LearnedPositions(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(max_positions + offset, hidden_size))
         self.offset = offset
+        self.max_positions = max_positions
 
     def forward(self, position_ids: Tensor) -> Tensor:
         """int64 [B, S] -> [B, S, hidden_size]."""
@@ -38,6 +39,7 @@ class SinusoidalPositions(nn.Module):
         super().__init__()
         table = sinusoidal_table(max_positions, hidden_size, base)
         self.register_buffer("table", table, persistent=False)
+        self.max_positions = max_positions
 
     def forward(self, position_ids: Tensor) -> Tensor:
         """int64 [B, S] -> [B, S, hidden_size]."""

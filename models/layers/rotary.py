@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -18,14 +18,16 @@ class RopeConfig:
     """Rotary settings, as `rope_parameters` of a Hugging Face config holds them.
 
     Attributes:
-        rope_type: "default", "linear", "llama3" or "yarn".
+        rope_type: A key of `ROPE_TYPES`.
         rope_theta: Base of the frequencies.
         parameters: What the scaling type needs besides, by Hugging Face key.
+        factors: Lists that it needs, a number for each pair of widths, by Hugging Face key.
     """
 
     rope_type: str = "default"
     rope_theta: float = 10000.0
     parameters: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    factors: Mapping[str, Sequence[float]] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def _count(numbers: int) -> Tensor:
@@ -46,6 +48,49 @@ def _default(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tensor, 
 def _linear(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tensor, float]:
     """Chen et al., "Extending Context Window ... via Positional Interpolation" (2023): p / factor."""
     return _base_frequencies(rope.rope_theta, width) / rope.parameters["factor"], 1.0
+
+
+def _dynamic(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tensor, float]:
+    """NTK-aware interpolation by length (bloc97 and emozilla, 2023; Peng et al., "YaRN" (2023), section 3.3).
+
+    The base grows only with a row that is longer than `max_position_embeddings`. That is the context of a
+    model here, longer rows are refused, so within it these are the plain frequencies.
+    """
+    return _base_frequencies(rope.rope_theta, width), 1.0
+
+
+def _longrope(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tensor, float]:
+    """Ding et al., "LongRoPE" (2024): a divisor for each frequency, one set for short rows, one for long.
+
+    Both sets [2, R/2], short first; `rope_tables` and `longrope_switch` say which rows are whose. The factor
+    of cosines and sines is Phi-3's: sqrt(1 + log(longer) / log(original)), for rows of any length.
+    """
+    frequencies = _base_frequencies(rope.rope_theta, width)
+    for name, values in rope.factors.items():
+        if len(values) != len(frequencies):
+            raise ConfigError(
+                f"rope parameter {name} has a wrong number of values",
+                found=len(values),
+                allowed=f"{len(frequencies)}, half the rotary width",
+            )
+    divisors = [list(rope.factors[name]) for name in ("short_factor", "long_factor")]
+    p = rope.parameters
+    original = p.get("original_max_position_embeddings", max_positions)
+    longer = p.get("factor", max_positions / original)
+    factor = 1.0 if longer <= 1 else math.sqrt(1 + math.log(longer) / math.log(original))
+    divided = frequencies / torch.tensor(divisors, dtype=torch.float64, device="cpu")
+    return divided, p.get("attention_factor", factor)
+
+
+def longrope_switch(rope: RopeConfig, max_positions: int) -> tuple[int, int] | None:
+    """(n, offset): rows of more than n tokens look up their positions `offset` rows later.
+
+    None for scaling types that treat rows of all lengths alike. See `DecoderLM.switch_positions`.
+    """
+    if rope.rope_type != "longrope":
+        return None
+    original = int(rope.parameters.get("original_max_position_embeddings", max_positions))
+    return original, original
 
 
 def _llama3(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tensor, float]:
@@ -105,11 +150,19 @@ def _yarn_attention_factor(p: Mapping[str, float]) -> float:
 
 @dataclass(frozen=True)
 class RopeType:
-    """How one scaling type makes its frequencies, and which keys it reads."""
+    """How one scaling type makes its frequencies, and which keys it reads.
+
+    Attributes:
+        frequencies: (settings, R, M) -> frequencies [R/2] and a factor of cosines and sines.
+        required: Keys of numbers that must be there.
+        optional: Keys of numbers that may be there.
+        lists: Keys of lists of numbers that must be there.
+    """
 
     frequencies: Callable[[RopeConfig, int, int], tuple[Tensor, float]]
     required: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
+    lists: frozenset[str] = frozenset()
 
 
 ROPE_TYPES: Mapping[str, RopeType] = MappingProxyType(
@@ -142,6 +195,12 @@ ROPE_TYPES: Mapping[str, RopeType] = MappingProxyType(
                 }
             ),
         ),
+        "dynamic": RopeType(_dynamic, frozenset({"factor"})),
+        "longrope": RopeType(
+            _longrope,
+            optional=frozenset({"original_max_position_embeddings", "attention_factor", "factor"}),
+            lists=frozenset({"short_factor", "long_factor"}),
+        ),
     }
 )
 
@@ -152,18 +211,27 @@ def rope_tables(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tenso
     Args:
         rope: Base and scaling.
         width: Rotary width R (even, at most the head width).
-        max_positions: Rows of the tables, M.
+        max_positions: Positions, M.
 
     Returns:
-        Two float32 tensors [M, R/2].
+        Two float32 tensors [M, R/2]. For LongRoPE [n + M, R/2], behind the n positions of short rows those
+        of long ones, see `longrope_switch`.
 
     Raises:
-        ConfigError: The scaling type is not known.
+        ConfigError: The scaling type is not known, the width is odd, or a list has a wrong length.
     """
     if rope.rope_type not in ROPE_TYPES:
         raise ConfigError(
             "rope_type is not supported", found=rope.rope_type, allowed=", ".join(ROPE_TYPES)
         )
+    if width < 2 or width % 2:
+        raise ConfigError("rotary width of a head", found=width, allowed="an even number above 0")
     frequencies, factor = ROPE_TYPES[rope.rope_type].frequencies(rope, width, max_positions)
-    angles = torch.outer(_count(max_positions), frequencies)
+    switch = longrope_switch(rope, max_positions)
+    if switch is None:
+        angles = torch.outer(_count(max_positions), frequencies)
+    else:
+        short, long = frequencies
+        rows = _count(switch[0]), _count(max_positions)
+        angles = torch.cat((torch.outer(rows[0], short), torch.outer(rows[1], long)))
     return (angles.cos() * factor).float(), (angles.sin() * factor).float()
