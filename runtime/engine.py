@@ -74,7 +74,9 @@ class Batch:
         rows: B.
         cache: Key and value buffers, and how many tokens they hold; rows lie as `_places` says.
         cancelled: Once set, by any thread, a prompt ends behind the chunk that runs.
-        progress: Told how many columns of a prompt have run, chunk by chunk.
+        progress: Told how many columns of a prompt have run, chunk by chunk, where there are several.
+        counted: int64 [B], tokens of each row that count, while more are cached of which some may yet be
+            undone; None while all count.
     """
 
     def __init__(self, sessions: Sessions, rows: int) -> None:
@@ -82,6 +84,7 @@ class Batch:
         self.rows = rows
         self.cancelled = threading.Event()
         self.progress: Progress = silent
+        self.counted: Ids | None = None
         self.cache = new_cache(
             sessions.states, rows, sessions.context_length, sessions.device, sessions.kv_budget
         )
@@ -99,6 +102,8 @@ class Batch:
     @property
     def lengths(self) -> Ids:
         """int64 [B], tokens of each row that are cached."""
+        if self.counted is not None:
+            return self.counted.copy()
         return self._places.by_row(self.cache.lengths)
 
     @property
@@ -167,8 +172,9 @@ class Batch:
                     results = np.zeros((self.rows, *result.shape[1:]), dtype=result.dtype)
                 here = real[:, 0]  # rows that have ended keep what their last chunk said
                 results[order[here]] = result[here]
+            if start or end < longest:
+                self.progress("prompt", end, longest)
             start = end
-            self.progress("prompt", end, longest)
         assert results is not None
         return results
 
@@ -266,6 +272,9 @@ class Batch:
             tokens[:] = tokens[moves]
         self.cache.run_first(self._places.running)
 
+    def settle(self) -> None:
+        """Nothing was run ahead."""
+
     def set_tokens(self, tokens: Sequence[int] | Ids) -> None:
         """Choose the tokens that the next step reads, [B].
 
@@ -280,6 +289,7 @@ class Batch:
         other = Batch(self._sessions, self.rows)
         other.cache = self.cache.fork()
         other._places = copy.deepcopy(self._places)
+        other.rewind(self.lengths)
         return other
 
     def rewind(self, lengths: int | Ids) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from onnxlm.runtime.choosing import TokenChooser
 from onnxlm.runtime.engine import Batch
+from onnxlm.runtime.speculation import SpeculativeBatch
 from onnxlm.runtime.stopping import RowStops
 
 
@@ -28,7 +29,7 @@ class Timings:
 
 
 def token_steps(
-    batch: Batch,
+    batch: Batch | SpeculativeBatch,
     prompts: Sequence[Sequence[int]],
     chooser: TokenChooser,
     stops: RowStops,

@@ -90,6 +90,20 @@ def whole(allowed: str, least: int, most: float = math.inf) -> Kind:
     return Kind(read, allowed)
 
 
+def whole_or(word: str, least: int) -> Kind:
+    """An integer from `least` up, or a word; digits may be spelled as a string."""
+
+    def read(value: Any) -> int | str:
+        if value == word:
+            return word
+        number = int(value) if isinstance(value, str) else value
+        if not _is_integer(number) or number < least:
+            raise ValueError
+        return int(number)
+
+    return Kind(read, f'an integer from {least} up, or "{word}"')
+
+
 def one_of(allowed: str, *values: object) -> Kind:
     """One of a few values."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -10,10 +11,13 @@ import numpy as np
 
 from onnxlm.errors import InputError
 from onnxlm.package import Package, open_package
+from onnxlm.progress import Progress, silent
 from onnxlm.runtime.beam_run import BeamRun
 from onnxlm.runtime.chat import Chat, ChatSettings
+from onnxlm.runtime.draft_policy import StepCosts
 from onnxlm.runtime.engine import PREFILL_CHUNK, Batch, Floats, Sessions
 from onnxlm.runtime.generation import Generation
+from onnxlm.runtime.memory_budget import read_bytes
 from onnxlm.runtime.opening import open_sessions
 from onnxlm.runtime.prefix_cache import PrefixCache
 from onnxlm.runtime.run import Prompts, Run, SamplingRun
@@ -41,6 +45,7 @@ class LanguageModel:
         eos_token_ids: Ids that end a text.
         defaults: What the package recommends where a caller does not ask for anything.
         prefixes: How chats that share a prefix begin; empty until one does.
+        progress: Told how much of a prompt of several chunks has run; silent until one is assigned.
     """
 
     def __init__(
@@ -56,6 +61,8 @@ class LanguageModel:
         self.provider = provider_in_use(sessions.decode)
         self.fallback = fallback
         self.prefixes = PrefixCache(sessions)
+        self.progress: Progress = silent
+        self._costs = StepCosts()
         self.eos_token_ids = read_eos_token_ids(package.path, tokenizer)
         has_defaults = package.has("generation_config.json")
         raw = package.read_json("generation_config.json") if has_defaults else {}
@@ -114,6 +121,9 @@ class LanguageModel:
         params: Sequence[SamplingParams],
         held: Sequence[Sequence[int]] = (),
     ) -> Run:
+        if any(one.prompt_lookup_num_tokens is not None for one in params):
+            self._check_shared_weights()
+        batch.progress = self.progress
         prompts = Prompts(
             batch=batch,
             rows=rows,
@@ -123,9 +133,22 @@ class LanguageModel:
             vocab_size=self.sessions.vocab_size,
             tokenizer=self.tokenizer,
             held=held,
+            costs=self._costs,
         )
         beams = any(one.num_beams > 1 for one in params)
         return BeamRun(prompts) if beams else SamplingRun(prompts)
+
+    def _check_shared_weights(self) -> None:
+        """Guesses are looked at by the prefill graph, whose logits must be those of the decode graph."""
+        made = self.package.manifest.quantization
+        weights = "shared" if made is None else made.summary.get("prefill_weights", "shared")
+        if weights != "shared":
+            raise InputError(
+                "prompt_lookup_num_tokens: prefill and decode compute with different weights here",
+                found=f"prefill weights {weights}",
+                allowed="shared",
+                fix="leave it out, or quantize without --prefill-rows",
+            )
 
     def chat(
         self, system: str | None = None, *, share_prefix: bool = False, **settings: Any
@@ -203,6 +226,7 @@ def load(
     *,
     verify: str = "auto",
     packed: bool = True,
+    kv_budget: str | int | None = None,
     **session: Any,
 ) -> LanguageModel:
     """Open a package for generation.
@@ -213,6 +237,8 @@ def load(
         verify: When files are hashed, see `open_package`.
         packed: Keep the weights, packed for this machine, in the user's cache: made once, then mapped by all
             sessions. Otherwise every session packs its own copy.
+        kv_budget: Most bytes of the key and value cache of one batch: a number, or a text like "512MB". None
+            for as much as the machine has.
         **session: More fields of `SessionConfig`: device_id, threads, allow_fallback, options, gpu_mem_limit,
             graph_capture.
 
@@ -221,7 +247,9 @@ def load(
         ProviderError: The provider is not known or not available, or does not run such packages.
     """
     config = SessionConfig(provider=provider, **session)
+    budget = read_bytes(kv_budget)
     package = open_package(path, verify)
     opened = open_sessions(package, config, packed)
     tokenizer = Tokenizer.from_folder(path, package.manifest.vocab_size)
-    return LanguageModel(package, opened.sessions, tokenizer, opened.fallback)
+    sessions = dataclasses.replace(opened.sessions, kv_budget=budget)
+    return LanguageModel(package, sessions, tokenizer, opened.fallback)

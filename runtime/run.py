@@ -5,17 +5,19 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from onnxlm.runtime.choosing import TokenChooser
+from onnxlm.runtime.draft_policy import StepCosts
 from onnxlm.runtime.engine import Batch, PromptCancelledError
 from onnxlm.runtime.generate import Timings, token_steps
 from onnxlm.runtime.generation import Generation
 from onnxlm.runtime.row_text import RowText
 from onnxlm.runtime.sampling_params import SamplingParams
+from onnxlm.runtime.speculation import speculative
 from onnxlm.runtime.stopping import RowLimits, RowStops
 from onnxlm.runtime.tokenizer import Tokenizer
 
@@ -35,6 +37,7 @@ class Prompts:
         vocab_size: Tokens that the model knows.
         tokenizer: Where the ids come from.
         held: Tokens of each prompt that the batch holds already; rules look at them too.
+        costs: What calls of the model's sessions cost, as far as it is known.
     """
 
     batch: Batch
@@ -45,6 +48,7 @@ class Prompts:
     vocab_size: int
     tokenizer: Tokenizer
     held: Sequence[Sequence[int]] = ()
+    costs: StepCosts = field(default_factory=StepCosts)
 
     def limits(self, prompt: int) -> RowLimits:
         """What ends a sequence behind a prompt."""
@@ -116,8 +120,10 @@ class SamplingRun:
         ]
         self._timings = Timings()
         self.cancelled = prompts.batch.cancelled = threading.Event()
+        guesses = [one.prompt_lookup_num_tokens for one in prompts.params]
+        self._batch = speculative(prompts.batch, prompts.held, guesses, prompts.costs)
         self._steps = token_steps(
-            prompts.batch,
+            self._batch,
             prompts.rows,
             self._chooser,
             self._stops,
@@ -127,14 +133,16 @@ class SamplingRun:
 
     def steps(self) -> Iterator[None]:
         """Advance token by token."""
-        while not self.cancelled.is_set():
-            try:
+        try:
+            while not self.cancelled.is_set():
                 tokens, live = next(self._steps)
-            except (StopIteration, PromptCancelledError):
-                return
-            for row in np.flatnonzero(live).tolist():
-                self._take(row, int(tokens[row]))
-            yield
+                for row in np.flatnonzero(live).tolist():
+                    self._take(row, int(tokens[row]))
+                yield
+        except (StopIteration, PromptCancelledError):
+            return
+        finally:
+            self._batch.settle()
 
     def _take(self, row: int, token_id: int) -> None:
         self._ids[row].append(token_id)

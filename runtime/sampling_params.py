@@ -22,6 +22,7 @@ from onnxlm.runtime.generation_fields import (
     token_ids,
     token_lists,
     whole,
+    whole_or,
 )
 
 # Fields of a generation_config.json that would change which tokens come and are not carried out, and the
@@ -87,6 +88,8 @@ class SamplingParams:
         logprobs: How many of the likeliest tokens are told of with each chosen one; None tells of none.
         num_beams: Sequences that beam search keeps; 1 is no beam search.
         num_return_sequences: Sequences wanted of each prompt, from one beam search or by as many draws.
+        prompt_lookup_num_tokens: Most tokens of a row that are guessed from what it has said before, and
+            looked at in one call; "auto" sets no limit. The tokens are the same; None guesses none.
         length_penalty: Beams are compared by log-probability over length to this power.
         early_stopping: When beam search ends: true, with num_beams complete sequences; false, when no other
             is expected to become better; "never", when none can.
@@ -120,6 +123,7 @@ class SamplingParams:
     logprobs: int | None = setting(None, whole("an integer from 0 (the chosen token alone) up", 0))
     num_beams: int = setting(1, whole("an integer from 1 (off) up", 1))
     num_return_sequences: int = setting(1, whole("an integer from 1 up", 1))
+    prompt_lookup_num_tokens: int | str | None = setting(None, whole_or("auto", 1))
     length_penalty: float = setting(1.0, number("a number from -100 to 100", -100, 100))
     early_stopping: bool | str = setting(
         False, one_of('true, false or "never"', True, False, "never")
@@ -132,6 +136,9 @@ class SamplingParams:
             raise refused("num_beams", self.num_beams, "1 where tokens are drawn (do_sample)")
         if self.num_beams > 1 and self.stop_strings:
             raise refused("stop_strings", list(self.stop_strings), "none in beam search")
+        if self.num_beams > 1 and self.prompt_lookup_num_tokens is not None:
+            asked = self.prompt_lookup_num_tokens
+            raise refused("prompt_lookup_num_tokens", asked, "none in beam search")
         if self.greedy and self.num_return_sequences > self.num_beams:
             allowed = f"up to num_beams ({self.num_beams}) where no token is drawn"
             raise refused("num_return_sequences", self.num_return_sequences, allowed)

@@ -22,6 +22,8 @@ from onnxlm.runtime.engine import Batch, Floats
 from onnxlm.runtime.kv_cache import Flags, Ids
 from onnxlm.runtime.prompt_lookup import Draft, RowDrafts
 
+# What "auto" looks at in one call, at the most.
+_AUTO = 10
 _Step = Callable[[Flags], NDArray[Any]]
 
 
@@ -31,15 +33,20 @@ class SpeculativeBatch:
     Args:
         batch: What runs.
         held: Tokens of each row that `batch` holds already.
-        most: Most guessed tokens of a row and call.
+        most: Most guessed tokens of each row and call; a row that allows none is never ahead, nor are the
+            others while it runs.
         costs: What calls of these sessions cost.
     """
 
     def __init__(
-        self, batch: Batch, held: Sequence[Sequence[int]], most: int, costs: StepCosts
+        self,
+        batch: Batch,
+        held: Sequence[Sequence[int]],
+        most: Sequence[int],
+        costs: StepCosts,
     ) -> None:
         self._batch = batch
-        self._most = most
+        self._most = list(most)
         self._costs = costs
         self._policy = DraftPolicy(costs)
         self._rows = [RowDrafts(ids) for ids in held]
@@ -79,6 +86,7 @@ class SpeculativeBatch:
         self.settle()
         self._batch.reorder(rows)
         self._rows = [self._rows[row].copy() for row in rows]
+        self._most = [self._most[row] for row in rows]
         self._lengths = self._batch.lengths
         self._chosen, self._chain = self._chosen[rows], False
         self._watched = [None] * rows.size
@@ -113,6 +121,7 @@ class SpeculativeBatch:
     def settle(self) -> None:
         """Undo what was run ahead and not used."""
         if self._ahead is not None:
+            self._batch.counted = None
             self._batch.rewind(self._lengths)
             self._ahead = None
 
@@ -143,7 +152,7 @@ class SpeculativeBatch:
         """Run guesses behind the chosen tokens, if there are any that pay."""
         rows = np.flatnonzero(alive)
         room = self._batch.context_length - 1 - int(self._lengths[rows].max())
-        drafts = [self._rows[row].draft(min(self._most, room)) for row in rows]
+        drafts = [self._rows[row].draft(min(self._most[row], room)) for row in rows]
         count = self._policy.count(drafts)
         for row, draft in zip(rows, drafts, strict=True):
             if count:
@@ -163,6 +172,7 @@ class SpeculativeBatch:
             return False
         self._costs.add(rows.size, 1 + count, time.perf_counter() - began)
         self._ahead = _Ahead(logits, rows, known)
+        self._batch.counted = self._lengths
         return True
 
     def _timed_step(self, step: _Step, alive: Flags) -> NDArray[Any]:
@@ -230,3 +240,23 @@ class _Watched:
             return False
         policy.learn(self._draft.match, self._at, not right)
         return True
+
+
+def speculative(
+    batch: Batch,
+    held: Sequence[Sequence[int]],
+    guesses: Sequence[int | str | None],
+    costs: StepCosts,
+) -> Batch | SpeculativeBatch:
+    """A batch that runs guesses ahead, where any row asks for them; else the batch itself.
+
+    Args:
+        batch: What runs.
+        held: Tokens of each row that it holds already; empty where it holds none.
+        guesses: What each row asks for, see `SamplingParams.prompt_lookup_num_tokens`.
+        costs: What calls of its sessions cost.
+    """
+    if all(one is None for one in guesses):
+        return batch
+    most = [_AUTO if one == "auto" else int(one or 0) for one in guesses]
+    return SpeculativeBatch(batch, held or [()] * batch.rows, most, costs)

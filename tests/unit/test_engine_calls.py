@@ -72,8 +72,8 @@ class Failing:
     def io_binding(self) -> Any:
         return self._session.io_binding()
 
-    def run_with_iobinding(self, binding: Any) -> None:
-        self._session.run_with_iobinding(binding)
+    def run_with_iobinding(self, binding: Any, options: Any = None) -> None:
+        self._session.run_with_iobinding(binding, options)
         raise KeyboardInterrupt
 
 

@@ -59,7 +59,7 @@ def test_greedy_tokens_are_the_same(lowering: str, rows: int, seed: int) -> None
     prompts = copying(*(4 + 3 * row + seed for row in range(rows)), seed=seed)
     expected = greedy(sessions, prompts, 60)
     inner = Counting(Batch(sessions, rows))
-    batch = SpeculativeBatch(inner, [[]] * rows, 5, Free())
+    batch = SpeculativeBatch(inner, [[]] * rows, [5] * rows, Free())
     made = [batch.prefill_tokens(prompts)]
     batch.set_tokens(made[0])
     for step in range(60):
@@ -85,7 +85,7 @@ def test_rows_that_end_while_guesses_are_ahead(lowering: str) -> None:
     sessions = hot(lowering)
     prompts = copying(5, 6, 7)
     expected = greedy(sessions, prompts, 40)
-    batch = SpeculativeBatch(Batch(sessions, 3), [[]] * 3, 6, Free())
+    batch = SpeculativeBatch(Batch(sessions, 3), [[]] * 3, [6] * 3, Free())
     made = [[int(t)] for t in batch.prefill_tokens(prompts)]
     batch.set_tokens([row[0] for row in made])
     ends = np.array([7, 40, 22])
@@ -102,7 +102,7 @@ def test_logits_are_those_behind_the_chosen_tokens() -> None:
     """Whatever is chosen: the guess, or another token."""
     (prompt,) = copying(6)
     generator = np.random.default_rng(2)
-    batch = SpeculativeBatch(prefilled(hot(), [prompt]), [prompt], 4, Free())
+    batch = SpeculativeBatch(prefilled(hot(), [prompt]), [prompt], [4], Free())
     row = list(prompt)
     for _ in range(60):
         copied = row[len(row) % 6]
@@ -135,7 +135,7 @@ def test_draws_of_one_seed_are_the_same() -> None:
     for seed in range(8):
         (prompt,) = copying(7, seed=seed)
         inner = Counting(Batch(hot(), 1))
-        ours = drawn(SpeculativeBatch(inner, [[]], 5, Free()), prompt, seed)
+        ours = drawn(SpeculativeBatch(inner, [[]], [5], Free()), prompt, seed)
         assert ours == drawn(Batch(hot(), 1), prompt, seed)
         guessed += inner.calls - inner.steps
     assert guessed
@@ -175,7 +175,7 @@ def test_200_000_draws_have_the_distribution_of_the_logits() -> None:
     shares = np.exp(table.astype(np.float64))
     shares /= shares.sum(axis=1, keepdims=True)
     chain = Chain(table)
-    batch = SpeculativeBatch(chain, [[0]], 3, Free())
+    batch = SpeculativeBatch(chain, [[0]], [3], Free())
     seen = np.zeros((6, 6))
     token = 0
     for uniform in generator.random(200_000):
@@ -197,7 +197,7 @@ def test_guesses_stay_within_the_context() -> None:
     (prompt,) = copying(HOT_CONTEXT // 3 - 2)
     left = HOT_CONTEXT - len(prompt)
     expected = greedy(hot(), [prompt], left)
-    batch = SpeculativeBatch(Batch(hot(), 1), [[]], 8, Free())
+    batch = SpeculativeBatch(Batch(hot(), 1), [[]], [8], Free())
     made = batch.prefill_tokens([prompt]).tolist()
     batch.set_tokens(made)
     made += [int(batch.decode_tokens()[0]) for _ in range(left)]
@@ -208,7 +208,7 @@ def test_where_guesses_find_no_room_a_step_may() -> None:
     (prompt,) = copying(4)
     sessions = hot()
     tight = dataclasses.replace(sessions, kv_budget=bytes_at(sessions.states, 1, len(prompt) + 3))
-    batch = SpeculativeBatch(Batch(tight, 1), [[]], 8, Free())
+    batch = SpeculativeBatch(Batch(tight, 1), [[]], [8], Free())
     made = batch.prefill_tokens([prompt]).tolist()
     batch.set_tokens(made)
     made += [int(batch.decode_tokens()[0]) for _ in range(3)]
@@ -217,7 +217,7 @@ def test_where_guesses_find_no_room_a_step_may() -> None:
 
 def test_rows_change_places() -> None:
     prompts = copying(5, 8)
-    batch = SpeculativeBatch(prefilled(hot(), prompts), prompts, 4, Free())
+    batch = SpeculativeBatch(prefilled(hot(), prompts), prompts, [4, 4], Free())
     rows = [[*prompt, prompt[0]] for prompt in prompts]
     batch.set_tokens([row[-1] for row in rows])
     batch.decode_logits()
@@ -233,3 +233,36 @@ def test_rows_change_places() -> None:
         for ours, row in zip(logits, rows, strict=True):
             theirs = at_once(row)[-1].numpy()
             np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * max(1, abs(theirs).max()))
+
+
+@both
+def test_a_fork_taken_while_guesses_are_ahead_holds_what_counts(lowering: str) -> None:
+    (prompt,) = copying(6)
+    inner = Batch(hot(lowering), 1)
+    batch = SpeculativeBatch(inner, [[]], [5], Free())
+    made = batch.prefill_tokens([prompt]).tolist()
+    batch.set_tokens(made)
+    for _ in range(30):
+        held = [*prompt, *made]
+        made += batch.decode_tokens().tolist()
+        assert inner.lengths.tolist() == [len(held)]
+        fork = inner.fork()
+        assert fork.lengths.tolist() == [len(held)]
+        theirs = at_once([*held, 7])[-1].numpy()
+        ours = fork.prefill_logits([[7]])[0]
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4 * max(1, abs(theirs).max()))
+    assert [made] == greedy(hot(lowering), [prompt], 30)
+
+
+def test_a_row_that_allows_no_guesses_holds_the_others_back() -> None:
+    prompts = copying(5, 6)
+    inner = Counting(Batch(hot(), 2))
+    batch = SpeculativeBatch(inner, [[], []], [5, 0], Free())
+    made = [batch.prefill_tokens(prompts)]
+    batch.set_tokens(made[0])
+    made += [batch.decode_tokens(np.array([True, step < 10])) for step in range(30)]
+    expected = greedy(hot(), prompts, 30)
+    assert [int(tokens[0]) for tokens in made] == expected[0]
+    assert [int(tokens[1]) for tokens in made[:11]] == expected[1][:11]
+    assert inner.steps >= 10
+    assert inner.calls > inner.steps

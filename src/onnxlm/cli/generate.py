@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from onnxlm.cli.generation_options import SamplingOptions, SessionOptions, speed_line
-from onnxlm.cli.terminal import note, print_json
+from onnxlm.cli.terminal import note, print_json, progress_bars
 from onnxlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -52,7 +53,9 @@ class Generate(SamplingOptions, SessionOptions):
         model = self.load(self.package)
         start = model.chat().send if self.chat else model.stream
         stream = start(prompt, **self.sampling_fields())
-        for piece in stream:
+        with progress_bars() as model.progress:  # gone before any text shows
+            first = next(stream, "")
+        for piece in chain([first], stream):
             if not self.as_json:
                 sys.stdout.write(piece)
                 sys.stdout.flush()

@@ -44,6 +44,11 @@ class SessionOptions:
         bool, typer.Option("--allow-fallback", help="Run on the CPU where the provider cannot.")
     ] = False
 
+    kv_budget: Annotated[
+        str | None,
+        typer.Option(metavar="BYTES", help="Most memory of keys and values, as 512MB."),
+    ] = None
+
     def load(self, package: Path) -> LanguageModel:
         """Open a package there."""
         from onnxlm.runtime import load
@@ -53,6 +58,7 @@ class SessionOptions:
             provider=self.provider,
             threads=self.threads,
             allow_fallback=self.allow_fallback,
+            kv_budget=self.kv_budget,
         )
 
 

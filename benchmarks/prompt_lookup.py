@@ -1,0 +1,121 @@
+"""Guessed tokens beside plain steps: the same prompts, greedily, in turns.
+
+Every prompt is run both ways round after round; the ratio of a prompt is the median of its rounds' ratios
+of decode time, and a round's two runs follow each other, in changing order. Tokens of both are compared.
+
+    python benchmarks/prompt_lookup.py packages/int8 --rounds 5
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+
+from onnxlm.runtime import LanguageModel, load
+from onnxlm.runtime.draft_policy import StepCosts
+from onnxlm.runtime.engine import Batch
+from onnxlm.runtime.speculation import SpeculativeBatch
+
+_PASSAGE = (
+    "The lighthouse on the northern cape was built in 1842 by a company of masons from the south. It has a "
+    "tower of grey granite, forty metres high, and a lamp that is seen from a distance of thirty kilometres. "
+    "For more than a century two keepers lived there with their families. They grew potatoes and kept goats, "
+    "and once a month a boat brought flour, oil and letters. In 1967 the lamp was made automatic, and the "
+    "last keeper, Anna Lindqvist, moved to the village. Today the keepers' house is a small museum."
+)
+_CODE = """class Account:
+    def __init__(self, owner, balance):
+        self.owner = owner
+        self.balance = balance
+
+    def deposit(self, amount):
+        if amount <= 0:
+            raise ValueError("amount must be positive")
+        self.balance = self.balance + amount
+        return self.balance
+
+    def withdraw(self, amount):
+        if amount <= 0:
+            raise ValueError("amount must be positive")
+        self.balance = self.balance - amount
+        return self.balance
+"""
+# Name, prompt, whether it is one that copies.
+PROMPTS = (
+    ("repeat a passage", f"{_PASSAGE}\n\nThe same text again:\n\n{_PASSAGE[:60]}", True),
+    ("repeat code", f"{_CODE}\n\n# The same class again:\n\nclass Account:\n", True),
+    ("story", "Once upon a time, in a small village at the foot of a mountain,", False),
+    ("explain", "The main reason why the sky looks blue during the day is that", False),
+    (
+        "question",
+        f"{_PASSAGE}\n\nQuestion: What is the best way to travel to an island?\nAnswer:",
+        False,
+    ),
+    (
+        "dialogue",
+        '"I never thought we would meet here," said the old man, and looked out of',
+        False,
+    ),
+    ("history", "The causes of the French Revolution were many, but historians agree that", False),
+)
+
+
+def decode(
+    model: LanguageModel, ids: list[int], count: int, costs: StepCosts | None
+) -> tuple[list[int], float]:
+    """Tokens behind a prompt and the seconds of all steps; plain where there are no costs."""
+    inner = Batch(model.sessions, 1)
+    batch = inner if costs is None else SpeculativeBatch(inner, [()], [10], costs)
+    tokens = batch.prefill_tokens([ids])
+    batch.set_tokens(tokens)
+    made = tokens.tolist()
+    began = time.perf_counter()
+    while len(made) < count:
+        made.append(int(batch.decode_tokens()[0]))
+    return made, time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("package")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--threads", type=int, default=0)
+    options = parser.parse_args()
+    model = load(options.package, threads=options.threads)
+    costs = StepCosts()
+    prompts = [(name, model.encode(text), copies) for name, text, copies in PROMPTS]
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name, _, _ in prompts}
+    same = dict.fromkeys(seconds, True)
+    for turn in range(options.rounds):
+        for name, ids, _ in prompts:
+            runs = {}
+            for guesses in (False, True) if turn % 2 else (True, False):
+                runs[guesses] = decode(model, ids, options.new_tokens, costs if guesses else None)
+            seconds[name].append((runs[False][1], runs[True][1]))
+            same[name] &= runs[False][0] == runs[True][0]
+    rows = []
+    for name, ids, copies in prompts:
+        ratios = [plain / guessed for plain, guessed in seconds[name]]
+        rate = (options.new_tokens - 1) / statistics.median(plain for plain, _ in seconds[name])
+        row = {
+            "prompt": name,
+            "copies": copies,
+            "prompt_tokens": len(ids),
+            "plain_tokens_per_s": round(rate, 1),
+            "ratio": round(statistics.median(ratios), 3),
+            "lowest_ratio": round(min(ratios), 3),
+            "highest_ratio": round(max(ratios), 3),
+            "same_tokens": same[name],
+        }
+        rows.append(row)
+        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    print(json.dumps({"package": options.package, "new_tokens": options.new_tokens, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
