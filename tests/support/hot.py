@@ -9,24 +9,26 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from support.plain import find_plain
+
 VECTOR_NOISE = 0.4
 MATRIX_GAIN = 8.0
+# Falcon's "eager" attention adds ALiBi twice: once to the scores and once more with the mask.
+_IMPLEMENTATIONS = {"falcon": "sdpa"}
 
 
 def hot_model(config: Mapping[str, Any], seed: int = 0) -> PreTrainedModel:
-    """A transformers model of a Hugging Face config, by the hot recipe, fp32, evaluation mode."""
+    """A transformers model of a Hugging Face config, by the hot recipe, fp32, evaluation mode.
+
+    A family that transformers does not have is one of `support.plain`.
+    """
     torch.manual_seed(seed)
-    keys = dict(config)
-    model = AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(keys.pop("model_type"), **keys),
-        attn_implementation="eager",
-        dtype=torch.float32,
-    )
+    model = _model(config)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         stored = model.state_dict(keep_vars=True)  # buffers that a checkpoint holds too
@@ -37,6 +39,20 @@ def hot_model(config: Mapping[str, Any], seed: int = 0) -> PreTrainedModel:
             else:
                 parameter.mul_(MATRIX_GAIN)
     return model.eval()
+
+
+def _model(config: Mapping[str, Any]) -> PreTrainedModel:
+    keys = dict(config)
+    model_type = keys.pop("model_type")
+    plain = find_plain(model_type)
+    if plain is not None:
+        return cast(PreTrainedModel, plain(config))
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(model_type, **keys),
+        attn_implementation=_IMPLEMENTATIONS.get(model_type, "eager"),
+        dtype=torch.float32,
+    )
+    return model
 
 
 def rounded(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
