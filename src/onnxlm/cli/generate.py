@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -44,6 +46,8 @@ class Generate(SamplingOptions, SessionOptions):
     examples: ClassVar[tuple[str, ...]] = (
         'onnxlm generate smollm2-int8 "The capital of France is" --max-new-tokens 32',
         'onnxlm generate smollm2-int8 "Tell me a joke." --chat --temperature 0.7',
+        'onnxlm generate smollm2-int8 "Once upon a time" --num-beams 4 --num-return-sequences 2',
+        'onnxlm generate smollm2-int8 "1, 2, 3," --stop-strings 10 --logprobs 3 --json',
         "onnxlm generate smollm2-int8 - < prompt.txt",
     )
 
@@ -63,6 +67,10 @@ class Generate(SamplingOptions, SessionOptions):
             print_json(_facts(stream.result, model))
             return
         sys.stdout.write("\n")
+        for number, other in enumerate(stream.result.alternatives, 2):
+            print(f"--- {number}\n{other.text}")
+        for line in _logprob_lines(stream.result, model):
+            note(line)
         if model.fallback is not None:
             note(f"{model.provider} instead of {self.provider}: {model.fallback}")
         note(speed_line(stream.result, model.provider))
@@ -80,12 +88,41 @@ def _standard_input() -> str:
 
 def _facts(result: Generation, model: LanguageModel) -> dict[str, Any]:
     return {
-        "text": result.text,
-        "token_ids": result.token_ids,
-        "finish_reason": result.finish_reason,
+        **_sequence_facts(result),
         "prompt_tokens": result.prompt_tokens,
         "ttft_ms": result.ttft_s * 1e3,
         "decode_tokens_per_s": result.decode_tokens_per_s,
+        "alternatives": [_sequence_facts(other) for other in result.alternatives],
         "provider": model.provider,
         "fallback": model.fallback,
     }
+
+
+def _sequence_facts(result: Generation) -> dict[str, Any]:
+    """What is told of one sequence; a log-probability of minus infinity, which JSON lacks, is null."""
+    facts = {
+        "text": result.text,
+        "token_ids": result.token_ids,
+        "finish_reason": result.finish_reason,
+        "score": result.score,
+    }
+    told = result.logprobs
+    if told is None:
+        return facts
+    pairs = [((one.token_id, one.logprob), *one.top) for one in told]
+    rows = [[{"token_id": i, "logprob": _finite(value)} for i, value in row] for row in pairs]
+    return facts | {"logprobs": [{**chosen, "top": top} for chosen, *top in rows]}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _logprob_lines(result: Generation, model: LanguageModel) -> Iterator[str]:
+    """A line for each token: its text and log-probability, then the likeliest tokens'."""
+    for told in result.logprobs or ():
+        pairs = ((told.token_id, told.logprob), *told.top)
+        yield "  ".join(
+            f"{model.tokenizer.decode([i], skip_special_tokens=False)!r} {value:.3f}"
+            for i, value in pairs
+        )

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from onnxlm.cli.sampling_options import (
+    BeamOptions,
+    DrawOptions,
+    EndOptions,
+    PenaltyOptions,
+    read_fields,
+)
 
 if TYPE_CHECKING:
     from onnxlm.runtime import Generation, LanguageModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingOptions:
+class SamplingOptions(BeamOptions, EndOptions, PenaltyOptions, DrawOptions):
     """Fields of `SamplingParams`, by the same names. What is not given is as the package recommends."""
-
-    max_new_tokens: Annotated[int, typer.Option(help="New tokens at most.")] = 256
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None
-    top_k: Annotated[
-        int | None, typer.Option(help="Draw from this many of the likeliest tokens; 0 is all.")
-    ] = None
-    top_p: Annotated[
-        float | None,
-        typer.Option(help="Draw from the fewest tokens that hold this much of the probability."),
-    ] = None
-    seed: Annotated[int | None, typer.Option(help="Makes draws repeatable.")] = None
 
     def sampling_fields(self) -> dict[str, Any]:
         """What `LanguageModel.generate` takes."""
-        return {field.name: getattr(self, field.name) for field in fields(SamplingOptions)}
+        return read_fields(self, (DrawOptions, PenaltyOptions, EndOptions, BeamOptions))
 
 
 @dataclass(frozen=True, kw_only=True)
