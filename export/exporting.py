@@ -45,7 +45,8 @@ def export(
         source: What `onnxlm.models.checkpoint.read` accepts, or what it returned.
         out: A new folder, an empty one, or a package, which is replaced when the new one is whole.
         precision: "fp32" or "fp16".
-        lowering: "ort" (fused operators of ONNX Runtime) or "portable" (standard ONNX only).
+        lowering: "ort" (fused operators of ONNX Runtime), "portable" (standard ONNX only) or "plain" (no
+            operator that is newer than opset 21).
         progress: Told of the stages.
 
     Raises:

@@ -46,7 +46,8 @@ def make_package(
         source: What `onnxlm.models.checkpoint.read` accepts.
         out: A new folder, an empty one, or a package, which is replaced when the new one is whole.
         precision: "fp32", "fp16", "int8" or "int4".
-        lowering: "ort" (fused operators of ONNX Runtime) or "portable" (standard ONNX only).
+        lowering: "ort" (fused operators of ONNX Runtime), "portable" (standard ONNX only) or "plain" (no
+            operator that is newer than opset 21).
         requantize: Quantize anew what the source holds quantized.
         options: What else a quantizer may be told (int8, int4).
         progress: Told of the stages.

@@ -204,7 +204,7 @@ def test_head_width_that_attention_refuses_is_named() -> None:
 
 
 def test_unknown_lowering_is_named() -> None:
-    with pytest.raises(ExportError, match="found 'tensorrt'; allowed: ort, portable"):
+    with pytest.raises(ExportError, match="found 'tensorrt'; allowed: ort, plain, portable"):
         find_lowering("tensorrt")
 
 
