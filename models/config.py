@@ -52,6 +52,7 @@ class ModelConfig:
     Attributes:
         model_type: Name of the architecture's file.
         max_position_embeddings: Most positions of a row.
+        further_layers: Stored layers behind the model's own that predict further tokens; they are not loaded.
     """
 
     model_type: str
@@ -61,6 +62,7 @@ class ModelConfig:
     num_attention_heads: int
     max_position_embeddings: int
     tie_word_embeddings: bool
+    further_layers: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

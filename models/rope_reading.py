@@ -23,6 +23,8 @@ def read_rope(values: Mapping[str, Any], theta: float, source: str) -> RopeConfi
     raw = {key: value for key, value in values.items() if value is not None}
     legacy_type = raw.pop("type", "default")
     rope_type = raw.pop("rope_type", legacy_type)
+    if rope_type == "su":  # what LongRoPE was called when Phi-3 came out
+        rope_type = "longrope"
     if not isinstance(rope_type, str) or rope_type not in ROPE_TYPES:
         raise ConfigError(
             f"{source}: rope_type is not supported",

@@ -81,5 +81,5 @@ def transposed(name: str) -> Cut:
 
 
 def raised(name: str) -> Cut:
-    """A norm's weight stored as its difference to 1 (Gemma)."""
-    return Cut((name,), lambda stored, config: (stored + 1,))
+    """A norm's weight stored as its difference to 1 (Gemma); the sum of a short float would lose its end."""
+    return Cut((name,), lambda stored, config: (stored.float() + 1,))

@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from onnxlm.models.architectures._common import LAYER, OUTER, embedding_and_head
+from onnxlm.models.architectures._common import LAYER, OUTER, gated_mlp, rms_norm, rotary_lm
 from onnxlm.models.config import ConfigReader, RotaryConfig
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
 from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
-from onnxlm.models.layers.mlp import GatedMLP
-from onnxlm.models.layers.norm import RMSNorm
-from onnxlm.models.layers.rotary import rope_tables
 from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import under
 
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _parse_config(reader: ConfigReader) -> RotaryConfig:
-    config = RotaryConfig(**reader.rotary_fields())
+    config = RotaryConfig(**reader.rotary_fields(rope=reader.rope(longrope=True)))
     reader.finish()
     return config
 
@@ -40,21 +37,12 @@ def _build(config: RotaryConfig) -> DecoderLM:
     def layer() -> DecoderLayer:
         return DecoderLayer(
             Attention(config.hidden_size, config.head_dim, spec, options),
-            GatedMLP(
-                config.hidden_size, config.intermediate_size, config.mlp_bias, config.hidden_act
-            ),
-            RMSNorm(config.hidden_size, config.rms_norm_eps),
-            RMSNorm(config.hidden_size, config.rms_norm_eps),
+            gated_mlp(config),
+            rms_norm(config),
+            rms_norm(config),
         )
 
-    embedding, head = embedding_and_head(config)
-    return DecoderLM(
-        embedding,
-        [layer() for _ in range(config.num_hidden_layers)],
-        RMSNorm(config.hidden_size, config.rms_norm_eps),
-        head,
-        {"default": rope_tables(config.rope, config.head_dim, config.max_position_embeddings)},
-    )
+    return rotary_lm(config, [layer() for _ in range(config.num_hidden_layers)], rms_norm(config))
 
 
 def _gguf_config(own: FamilyMetadata, everything: Mapping[str, Any]) -> dict[str, Any]:
