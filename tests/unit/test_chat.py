@@ -79,6 +79,44 @@ def test_turns_that_end_by_id() -> None:
 
 
 @both
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stop_strings": "letters"},
+        {"stop_token_ids": "ids"},
+        {"num_beams": 3, "num_return_sequences": 2},
+        {"temperature": 2.0, "seed": 5},
+        {"prompt_lookup_num_tokens": 3},
+        {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_turns_that_end_or_choose_otherwise(lowering: str, fields: dict[str, object]) -> None:
+    """Whatever a turn has left in the cache, the next one is as if the conversation had run at once."""
+    watched = Watched(loaded(hot_package(lowering).path), "Be brief.")
+    plain = watched.turn("Hello", max_new_tokens=12).result
+    if fields.get("stop_strings"):
+        fields = {"stop_strings": plain.text[4:6]}
+    if fields.get("stop_token_ids"):
+        fields = {"stop_token_ids": [plain.token_ids[4]]}
+    watched.chat.reset()
+    watched.held = []
+    chat = watched.chat
+    for text in ("Hello", "And then?"):
+        reply = chat.send(text, max_new_tokens=12, **fields)
+        "".join(reply)
+        if "stop_strings" in fields or "stop_token_ids" in fields:
+            assert reply.result.finish_reason == "stop"
+            assert plain.text.startswith(reply.result.text)
+            assert len(reply.result.text) < len(plain.text)
+            fields = {}
+    assert chat.messages[-1]["content"] == reply.result.text
+    watched.held = chat.token_ids
+    watched.turn("Once more", max_new_tokens=8)
+    assert [m["role"] for m in chat.messages] == ["system"] + ["user", "assistant"] * 3
+
+
+@both
 @pytest.mark.parametrize("take", [0, 1, 4])
 def test_turns_whose_answer_is_left(lowering: str, take: int) -> None:
     watched = Watched(loaded(hot_package(lowering).path))
