@@ -25,7 +25,7 @@ from roofline import bytes_per_step
 from worker_process import Spec, Worker, WorkerError
 
 from onnxlm.quality import Quality
-from onnxlm.runtime.bench import Plan, Rounds, Sample
+from onnxlm.runtime.bench import Case, Plan, Rounds, Sample
 
 EAGER = "eager fp32"
 KINDS = {
@@ -85,8 +85,8 @@ def _pair(option: str, text: str) -> tuple[str, str]:
 def measure_speed(workers: Mapping[str, Worker], texts: Texts, plan: Plan) -> Rounds[Worker]:
     """Interleaved rounds."""
 
-    def measure(worker: Worker, prompt_tokens: int) -> Sample:
-        return worker.run(texts.prompts[prompt_tokens], plan.new_tokens)
+    def measure(worker: Worker, case: Case) -> Sample:
+        return worker.run(texts.prompts[case.prompt_tokens], case.new_tokens)
 
     def progress(stage: str, done: int, total: int) -> None:
         print(f"\r{stage} {done}/{total}", end="", file=sys.stderr, flush=True)
@@ -117,7 +117,7 @@ def make_rows(workers: Mapping[str, Worker], rounds: Rounds[Worker] | None) -> l
         rows += [
             dataclasses.replace(
                 row,
-                prompt_tokens=track.prompt_tokens,
+                prompt_tokens=track.case.prompt_tokens,
                 samples=tuple(track.samples),
                 failure=track.failure,
             )
@@ -156,7 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"load: {worker.spec.name}", file=sys.stderr)
             worker.start()
         if not options.only_quality:
-            plan = Plan(lengths, options.new_tokens, options.rounds)
+            cases = tuple(Case(length, options.new_tokens) for length in lengths)
+            plan = Plan(cases, options.rounds)
             rounds = measure_speed(workers, texts, plan)
         rows = make_rows(workers, rounds)  # memory before the quality run, which holds logits
         quality = {} if rounds and rounds.interrupted else find_quality(options, workers, texts)

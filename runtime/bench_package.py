@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from onnxlm import io_spec
 from onnxlm.manifest import Manifest
-from onnxlm.runtime.engine import Batch
+from onnxlm.package import Package
+from onnxlm.runtime.bench import Case, Rows
+from onnxlm.runtime.engine import PREFILL_CHUNK, Batch
+from onnxlm.runtime.graph_cost import Work, node_costs, work_of
+from onnxlm.runtime.graph_reader import read_graph
+from onnxlm.runtime.kv_cache import bytes_at
 from onnxlm.runtime.model import LanguageModel, load
 from onnxlm.runtime.tokenizer import Tokenizer
 
@@ -24,7 +30,7 @@ class PackageContestant:
         allow_fallback: Run on the CPU where the provider cannot.
     """
 
-    path: Path
+    path: str
     provider: str = "cpu"
     threads: int = 0
     allow_fallback: bool = False
@@ -42,18 +48,26 @@ class PackageContestant:
         active: list[str] = self._model.sessions.decode.get_providers()
         return active[0]
 
-    def prefill(self, ids: Sequence[int]) -> None:
-        """Run a prompt in a new batch."""
+    def prefill(self, rows: Rows) -> None:
+        """Run prompts in a new batch."""
         if self._model is None:
             raise RuntimeError("prefill() without prepare()")
-        self._batch = Batch(self._model.sessions, 1)
-        self._batch.set_tokens(self._batch.prefill_tokens([ids]))
+        self._batch = Batch(self._model.sessions, len(rows))
+        self.extend(rows)
+
+    def extend(self, rows: Rows) -> None:
+        """Run tokens behind those of the batch."""
+        batch = self._running()
+        batch.set_tokens(batch.prefill_tokens(rows))
 
     def step(self) -> None:
         """One greedy step."""
+        self._running().decode_tokens()
+
+    def _running(self) -> Batch:
         if self._batch is None:
-            raise RuntimeError("step() without prefill()")
-        self._batch.decode_tokens()
+            raise RuntimeError("a step without prefill()")
+        return self._batch
 
 
 def sample_text() -> str:
@@ -61,10 +75,39 @@ def sample_text() -> str:
     return (files("onnxlm.data") / "evaluation.txt").read_text(encoding="utf-8")
 
 
-def prompt_ids(package: Path, vocab_size: int, length: int) -> list[int]:
-    """A prompt of `length` tokens: the bundled text, again and again, in the package's own tokens."""
+def prompt_rows(package: Path, vocab_size: int, length: int, batch: int) -> list[list[int]]:
+    """Rows of `length` tokens: the bundled text, again and again, in the package's own tokens.
+
+    Each row begins elsewhere in the text, so that no two rows of a batch are the same.
+    """
     ids = Tokenizer.from_folder(package, vocab_size).encode(sample_text())
-    return (ids * (length // len(ids) + 1))[:length]
+    starts = [row * len(ids) // batch for row in range(batch)]
+    longest = ids * ((length + len(ids)) // len(ids) + 1)
+    return [longest[start : start + length] for start in starts]
+
+
+def package_work(package: Package) -> Callable[[Case], tuple[Work, Work]]:
+    """What prefill and a decode step in the middle of a case must do at the least.
+
+    Weights are read once a call (prefill runs a prompt in calls of `PREFILL_CHUNK` tokens), and a step reads
+    the whole cache; attention's products are not counted.
+
+    Raises:
+        PackageError: A graph is no ONNX model.
+    """
+    costs = {
+        name: node_costs(read_graph(package.graph_path(name))) for name in package.manifest.graphs
+    }
+    states = package.manifest.states
+
+    def work(case: Case) -> tuple[Work, Work]:
+        prefill = work_of(costs[io_spec.PREFILL], case.batch, case.prompt_tokens)
+        calls = -(-case.prompt_tokens // PREFILL_CHUNK)
+        step = work_of(costs[io_spec.DECODE], case.batch, 1)
+        cached = bytes_at(states, case.batch, case.prompt_tokens + case.new_tokens // 2)
+        return Work(prefill.bytes * calls, prefill.flops), Work(step.bytes + cached, step.flops)
+
+    return work
 
 
 def file_bytes(manifest: Manifest) -> int:

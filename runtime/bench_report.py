@@ -1,4 +1,8 @@
-"""Results of a benchmark: rows with everything known of a contestant, as a table and as JSON."""
+"""Results of a benchmark: everything known of each contestant, and the JSON file that holds it.
+
+The fields of these classes are the file's; `docs/benchmarking.md` describes them. A change of them is a new
+version of `SCHEMA`.
+"""
 
 from __future__ import annotations
 
@@ -6,31 +10,17 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from onnxlm.runtime.bench import Plan
-from onnxlm.runtime.bench_child import Footprint
-from onnxlm.runtime.bench_figures import Speed, Spread
+from onnxlm import strict_json
+from onnxlm.errors import InputError, PackageError
+from onnxlm.runtime.bench import Case, Plan
+from onnxlm.runtime.bench_figures import Point, Round, Speed, Spread
+from onnxlm.runtime.bench_footprint import Footprint
 from onnxlm.runtime.machine import Machine
 
-SCHEMA = "onnxlm.bench/1"
-HEADER = (
-    "model",
-    "provider",
-    "precision",
-    "prompt",
-    "KL",
-    "top-1",
-    "load s",
-    "TTFT ms",
-    "prefill tok/s",
-    "decode tok/s",
-    "p95 ms",
-    "peak RSS MB",
-    "PSS MB",
-    "file MB",
-)
-# Columns of words; the rest are numbers.
-LEFT = 3
+SCHEMA = "onnxlm.bench/2"
 # From here on others disturb the figures.
 BUSY_CORES = 0.2
 
@@ -44,6 +34,7 @@ class Label:
         provider: The execution provider asked for, or a baseline's library.
         ort_name: ONNX Runtime's name of that provider; None for a baseline.
         precision: Of the weights.
+        threads: Threads inside an operator.
         file_bytes: Size of graphs and weights; None for a baseline.
         quality: "kl" and "top1" against the full-precision model, as the manifest has them.
         baseline: Packages are compared with it.
@@ -53,73 +44,97 @@ class Label:
     provider: str
     ort_name: str | None
     precision: str
+    threads: int
     file_bytes: int | None = None
     quality: Mapping[str, float] = field(default_factory=dict)
     baseline: bool = False
 
 
 @dataclass(frozen=True)
-class Row:
-    """Figures of one contestant at one prompt length; None is what was not measured.
+class Contestant:
+    """One contestant, and what was measured of it before the rounds.
 
     Attributes:
         label: Who.
-        prompt_tokens: Length of the prompt.
-        repeats: Rounds that the figures are of.
-        failure: Why it was not run, or not to the end.
         runs_on: ONNX Runtime's name of the provider that really ran, or a baseline's library.
-        footprint: Load time and memory, with the longest prompt.
-        speed: The figures.
+        libraries: Versions of the libraries in its process.
+        footprint: Load time, first run and memory, on the case that needs most.
     """
 
     label: Label
-    prompt_tokens: int
+    runs_on: str | None
+    libraries: Mapping[str, str]
+    footprint: Footprint | None
+
+    @property
+    def provider(self) -> str:
+        """The provider asked for, and the one that ran where that is another."""
+        wanted = self.label.ort_name
+        if wanted is None or self.runs_on is None or wanted == self.runs_on:
+            return self.label.provider
+        return f"{self.label.provider} (ran on {self.runs_on.removesuffix('ExecutionProvider')})"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Figures of one contestant on one case; None is what was not measured.
+
+    Attributes:
+        contestant: Its place among the report's contestants.
+        case: What ran.
+        repeats: Rounds that the figures are of.
+        failure: Why it was not run, or not to the end.
+        speed: The figures.
+        rounds: Those of each round.
+        prefill_of_roofline: The least time of the prefill's weights and products at the machine's rates, by
+            the median time that it took.
+        decode_of_roofline: The same of a decode step, its cache included.
+    """
+
+    contestant: int
+    case: Case
     repeats: int
     failure: str | None
-    runs_on: str | None
-    footprint: Footprint | None
     speed: Speed | None
+    rounds: tuple[Round, ...] = ()
+    prefill_of_roofline: float | None = None
+    decode_of_roofline: float | None = None
 
-    def cells(self) -> tuple[str, ...]:
-        """Texts under `HEADER`; `remark` says why a row has no speed."""
-        quality, footprint, size = self.label.quality, self.footprint, self.label.file_bytes
-        speed: tuple[str, ...] = ("not run", "-", "-", "-")
-        if self.speed is not None:
-            speed = (
-                _spread(self.speed.ttft_ms),
-                _spread(self.speed.prefill_tokens_per_s),
-                _spread(self.speed.decode_tokens_per_s),
-                _number(self.speed.decode_p95_ms, ".1f"),
-            )
-        return (
-            self.label.model,
-            self._provider(),
-            self.label.precision,
-            str(self.prompt_tokens),
-            _number(quality.get("kl"), ".4f"),
-            _number(quality.get("top1"), ".3f"),
-            _number(footprint.load_s if footprint else None, ".2f"),
-            *speed,
-            _megabytes(footprint.peak_rss_bytes if footprint else None),
-            _megabytes(footprint.pss_bytes if footprint else None),
-            _megabytes(size),
-        )
 
-    def _provider(self) -> str:
-        """The provider asked for, and the one that ran where that is another."""
-        wanted, active = self.label.ort_name, self.runs_on
-        if wanted is None or active is None or wanted == active:
-            return self.label.provider
-        return f"{self.label.provider} (ran on {active.removesuffix('ExecutionProvider')})"
+@dataclass(frozen=True)
+class Curve:
+    """Decode speed of one contestant by the length of its context.
 
-    def remark(self) -> str | None:
-        """Why there are no figures, or of fewer rounds; None when nothing is amiss."""
-        who = f"{self.label.model} on {self.label.provider}, prompt {self.prompt_tokens}"
-        if self.speed is None:
-            return f"not run: {who}: {self.failure}"
-        if self.failure is not None:
-            return f"stopped after {self.repeats} rounds: {who}: {self.failure}"
-        return None
+    Attributes:
+        contestant: Its place among the report's contestants.
+        case: What ran.
+        repeats: Rounds that the figures are of.
+        failure: Why it was not run, or not to the end.
+        points: One a context length; none without a round.
+    """
+
+    contestant: int
+    case: Case
+    repeats: int
+    failure: str | None
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the machine did with so many threads, in the same rounds.
+
+    Attributes:
+        threads: Threads.
+        read_bytes_per_s: Reading memory.
+        fp32_flops_per_s: Multiplying float32 matrices, by ONNX Runtime's kernel.
+        int8_ops_per_s: Multiplying matrices of bytes, by ONNX Runtime's kernel.
+    """
+
+    threads: int
+    read_bytes_per_s: Spread
+    fp32_flops_per_s: Spread
+    int8_ops_per_s: Spread
 
 
 @dataclass(frozen=True)
@@ -128,49 +143,50 @@ class Report:
 
     Attributes:
         machine: What it ran on.
-        threads: Threads inside an operator.
+        created: When, as ISO 8601 in UTC.
         plan: What each contestant ran.
+        rates: The machine's own, by number of threads.
         foreign_load_cores: Cores that other processes used during a run, median; None where the system
             does not tell.
+        energy_note: Why energy was not measured; empty when it was.
         interrupted: It was stopped; rows hold what was done.
-        rows: By contestant, then by prompt length.
+        contestants: In the order in which they took turns.
+        rows: By contestant, then by case.
+        curves: By contestant, then by case.
         schema: Name and version of this form.
     """
 
     machine: Machine
-    threads: int
+    created: str
     plan: Plan
+    rates: tuple[Rates, ...]
     foreign_load_cores: float | None
+    energy_note: str
     interrupted: bool
+    contestants: tuple[Contestant, ...]
     rows: tuple[Row, ...]
+    curves: tuple[Curve, ...]
     schema: str = SCHEMA
 
     def to_json(self) -> str:
         """The whole report."""
         return json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False) + "\n"
 
-    def remarks(self) -> list[str]:
-        """What rows have to say, a line each."""
-        return [line for row in self.rows if (line := row.remark()) is not None]
+    @property
+    def results(self) -> tuple[Row | Curve, ...]:
+        """Rows and curves."""
+        return (*self.rows, *self.curves)
 
-    def ratios(self) -> list[str]:
-        """How much faster packages are than the baselines, a line for each pair and prompt length."""
-        lines = []
-        for base in self.rows:
-            for row in self.rows:
-                if not base.label.baseline or row.label.baseline or base.speed is None:
-                    continue
-                if row.prompt_tokens == base.prompt_tokens and row.speed is not None:
-                    lines.append(
-                        f"{row.label.model} on {row.label.provider} by {base.label.model}, "
-                        f"prompt {row.prompt_tokens}: {_ratio(row.speed, base.speed)}"
-                    )
-        return lines
+    def who(self, row: Row | Curve) -> Contestant:
+        """The contestant of a row."""
+        return self.contestants[row.contestant]
 
     def notes(self) -> list[str]:
         """What to know of all figures."""
-        missing = {row.footprint.note for row in self.rows if row.footprint is not None}
-        lines = sorted(note for note in missing if note)
+        footprints = [c.footprint for c in self.contestants if c.footprint is not None]
+        lines = sorted({footprint.note for footprint in footprints if footprint.note})
+        if self.energy_note:
+            lines.append(self.energy_note)
         if self.foreign_load_cores is not None and self.foreign_load_cores >= BUSY_CORES:
             lines.append(
                 f"other processes kept {self.foreign_load_cores:.1f} cores busy meanwhile: "
@@ -179,24 +195,25 @@ class Report:
         return lines
 
 
-def _ratio(speed: Speed, base: Speed) -> str:
-    prefill = speed.prefill_tokens_per_s.median / base.prefill_tokens_per_s.median
-    text = f"prefill {prefill:.1f}x"
-    if speed.decode_tokens_per_s is None or base.decode_tokens_per_s is None:
-        return text
-    return (
-        f"{text}, decode {speed.decode_tokens_per_s.median / base.decode_tokens_per_s.median:.1f}x"
-    )
+def read_report(file: Path) -> Report:
+    """The report that `onnxlm bench --json` wrote.
 
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _megabytes(value: int | None) -> str:
-    return "-" if value is None else f"{value / 1e6:.0f}"
-
-
-def _spread(value: Spread | None) -> str:
-    """The median with its spread: 131 (128-135)."""
-    return "-" if value is None else f"{value.median:.0f} ({value.low:.0f}-{value.high:.0f})"
+    Raises:
+        InputError: The file cannot be read, is no such report, or is one of another version.
+    """
+    again = f"make it anew with onnxlm bench --json, which writes {SCHEMA}"
+    try:
+        value: dict[str, Any] = strict_json.load_object(file)
+    except PackageError as error:
+        raise InputError(str(error)) from error
+    if value.get("schema") != SCHEMA:
+        found = value.get("schema", "no field 'schema'")
+        raise InputError(f"{file}: is no report of a benchmark", found=found, fix=again)
+    try:
+        report = strict_json.decode(Report, value, str(file))
+    except PackageError as error:
+        raise InputError(f"{str(error).partition(';')[0]}", fix=again) from error
+    for row in report.results:
+        if not 0 <= row.contestant < len(report.contestants):
+            raise InputError(f"{file}: a row has no contestant", found=row.contestant, fix=again)
+    return report

@@ -1,18 +1,24 @@
-"""A run of the benchmark: load time and memory of each contestant, then the speed of all, interleaved."""
+"""A run of the benchmark: load and memory of each contestant, then the speed of all, interleaved."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from statistics import median
 
 from onnxlm.progress import Progress, silent
-from onnxlm.runtime.bench import Contestant, Plan, Rounds, Sample, Track, reason, time_run
-from onnxlm.runtime.bench_child import Footprint, measure_footprint
-from onnxlm.runtime.bench_figures import speed
-from onnxlm.runtime.bench_report import Label, Report, Row
-from onnxlm.runtime.foreign_load import ForeignLoad
+from onnxlm.runtime.bench import Case, Plan, Rounds, Rows, Sample, Track, reason
+from onnxlm.runtime.bench_child import Child, Loaded, Spec
+from onnxlm.runtime.bench_figures import Spread, curve, round_figures, speed
+from onnxlm.runtime.bench_footprint import Footprint, measure_footprint
+from onnxlm.runtime.bench_report import Contestant, Curve, Label, Rates, Report, Row
+from onnxlm.runtime.energy import EnergyMeter
+from onnxlm.runtime.graph_cost import Work
 from onnxlm.runtime.machine import describe_machine
+
+# What a package runs on where the machine's own rates bound it.
+_BOUNDED = "CPUExecutionProvider"
 
 
 @dataclass
@@ -21,28 +27,62 @@ class Entry:
 
     Attributes:
         label: What is known of it.
-        contestant: What runs.
-        prompts: Token ids by prompt length.
+        spec: What runs, in a process of its own.
+        rows: Token ids of (length, batch).
         context_length: Most positions.
+        work: What (prefill, a decode step) of a case must do at the least; None where that is not known.
         failure: Why nothing of it is run; None when nothing is against it.
-        runs_on: What it really runs on, once it is loaded.
+        loaded: What its process said, once it is loaded.
         footprint: Load time and memory, once measured.
+        child: Its process in the rounds.
     """
 
     label: Label
-    contestant: Contestant
-    prompts: Mapping[int, Sequence[int]]
+    spec: Spec
+    rows: Callable[[int, int], Rows]
     context_length: int
+    work: Callable[[Case], tuple[Work, Work]] | None = None
     failure: str | None = None
-    runs_on: str | None = None
+    loaded: Loaded | None = None
     footprint: Footprint | None = None
-    foreign_load: list[float] = field(default_factory=list)
+    child: Child | None = None
+
+    def rows_of(self, case: Case) -> Rows:
+        """Token ids that a case runs."""
+        return self.rows(max((case.prompt_tokens, *case.context_lengths)), case.batch)
+
+
+@dataclass
+class _Machine:
+    """The machine's own rates, measured at the beginning of each round."""
+
+    children: dict[int, Child] = field(default_factory=dict)
+    found: dict[int, list[dict[str, float]]] = field(default_factory=dict)
+
+    def open(self, threads: Sequence[int]) -> None:
+        for count in threads:
+            spec = Spec("onnxlm.runtime.roofline:Roofline", {"threads": count})
+            self.children[count] = Child(spec)
+            self.children[count].load()
+            self.found[count] = []
+
+    def measure(self, counts: bool) -> None:
+        for threads, child in self.children.items():
+            rates = child.rates()
+            if counts:
+                self.found[threads].append(rates)
+
+    def rates(self) -> tuple[Rates, ...]:
+        return tuple(
+            Rates(threads, **{key: Spread.of([rates[key] for rates in found]) for key in found[0]})
+            for threads, found in self.found.items()
+            if found
+        )
 
 
 def run_benchmark(
     entries: Sequence[Entry],
     plan: Plan,
-    threads: int,
     *,
     loads: int = 3,
     progress: Progress = silent,
@@ -52,95 +92,166 @@ def run_benchmark(
     Args:
         entries: Who takes part, in the order in which they take turns.
         plan: What each of them runs.
-        threads: Threads inside an operator, for the report.
         loads: Loads whose median is the load time.
         progress: Told of the stages.
     """
-
-    def measure(entry: Entry, prompt_tokens: int) -> Sample:
-        load = ForeignLoad()
-        sample = time_run(entry.contestant, entry.prompts[prompt_tokens], plan.new_tokens)
-        cores = load.cores()
-        if cores is not None:
-            entry.foreign_load.append(cores)
-        return sample
-
     by_name = {str(i): entry for i, entry in enumerate(entries)}
-    rounds = Rounds(plan, by_name, measure)
+    machine = _Machine()
+    rounds = Rounds(plan, by_name, _measure, machine.measure)
     for track in rounds.tracks:
-        track.failure = _too_long(track, by_name[track.name], plan)
-    interrupted = False
+        track.failure = _too_long(track, by_name[track.name])
+    interrupted = True
     try:
-        _measure_footprints(by_name, rounds.tracks, plan, loads, progress)
-        _prepare(by_name, progress)
-    except KeyboardInterrupt:
-        interrupted = True
-    for track in rounds.tracks:
-        track.failure = track.failure or by_name[track.name].failure
-    if not interrupted:
+        _measure_footprints(by_name, rounds.tracks, loads, progress)
+        _load(by_name, progress)
+        ready = [entry for entry in entries if entry.failure is None]
+        machine.open(sorted({entry.label.threads for entry in ready}))
+        for track in rounds.tracks:
+            track.failure = track.failure or by_name[track.name].failure
         rounds.run(progress)
         interrupted = rounds.interrupted
-    foreign = [cores for entry in entries for cores in entry.foreign_load]
+    except KeyboardInterrupt:
+        pass
+    finally:
+        children = [entry.child for entry in entries if entry.child is not None]
+        for child in (*children, *machine.children.values()):
+            child.stop(at_once=interrupted)
+    foreign = [cores for child in children for cores in child.foreign_load]
+    return _report(plan, by_name, rounds.tracks, (machine.rates(), foreign), interrupted)
+
+
+def _report(
+    plan: Plan,
+    by_name: Mapping[str, Entry],
+    tracks: Sequence[Track],
+    measured: tuple[tuple[Rates, ...], Sequence[float]],
+    interrupted: bool,
+) -> Report:
+    """What the run came to; `measured` are the machine's rates and the load of others in each run."""
+    rates, foreign = measured
+    pairs = [(track, by_name[track.name]) for track in tracks]
     return Report(
         machine=describe_machine(),
-        threads=threads,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
         plan=plan,
+        rates=rates,
         foreign_load_cores=median(foreign) if foreign else None,
+        energy_note=EnergyMeter().note,
         interrupted=interrupted,
-        rows=tuple(_row(track, by_name[track.name], interrupted) for track in rounds.tracks),
+        contestants=tuple(_contestant(entry) for entry in by_name.values()),
+        rows=tuple(
+            _row(track, entry, rates, interrupted)
+            for track, entry in pairs
+            if not track.case.context_lengths
+        ),
+        curves=tuple(
+            _curve(track, entry, interrupted)
+            for track, entry in pairs
+            if track.case.context_lengths
+        ),
     )
 
 
-def _too_long(track: Track, entry: Entry, plan: Plan) -> str | None:
-    wanted = track.prompt_tokens + plan.new_tokens
+def _measure(entry: Entry, case: Case) -> Sample:
+    assert entry.child is not None
+    return entry.child.run(entry.rows_of(case), case)
+
+
+def _too_long(track: Track, entry: Entry) -> str | None:
+    wanted = track.case.positions
     if entry.failure is None and wanted > entry.context_length:
         return f"prompt and new tokens are {wanted}, the context has {entry.context_length}"
     return None
 
 
 def _measure_footprints(
-    entries: Mapping[str, Entry],
-    tracks: Sequence[Track],
-    plan: Plan,
-    loads: int,
-    progress: Progress,
+    entries: Mapping[str, Entry], tracks: Sequence[Track], loads: int, progress: Progress
 ) -> None:
-    """Each entry with the longest prompt that fits; one that fails is not run at all."""
-    lengths: dict[str, int] = {}
+    """Each entry on the case that needs most; one that fails is not run at all."""
+    cases: dict[str, Case] = {}
     for track in tracks:
         if track.failure is None and entries[track.name].failure is None:
-            lengths[track.name] = max(track.prompt_tokens, lengths.get(track.name, 0))
-    for i, (name, length) in enumerate(lengths.items()):
-        progress("load time and memory", i, len(lengths))
+            found = cases.get(track.name, track.case)
+            cases[track.name] = max(found, track.case, key=lambda c: c.batch * c.positions)
+    for i, (name, case) in enumerate(cases.items()):
+        progress("load time and memory", i, len(cases))
         entry = entries[name]
         try:
-            entry.footprint = measure_footprint(
-                entry.contestant, entry.prompts[length], plan.new_tokens, loads
-            )
+            entry.footprint = measure_footprint(entry.spec, entry.rows_of(case), case, loads)
         except Exception as error:  # its rows say so
             entry.failure = reason(error)
+    progress("load time and memory", len(cases), len(cases))
 
 
-def _prepare(entries: Mapping[str, Entry], progress: Progress) -> None:
+def _load(entries: Mapping[str, Entry], progress: Progress) -> None:
     ready = [entry for entry in entries.values() if entry.footprint is not None]
     for i, entry in enumerate(ready):
         progress("load", i, len(ready))
         try:
-            entry.runs_on = entry.contestant.prepare()
+            entry.child = Child(entry.spec)
+            entry.loaded = entry.child.load()
         except Exception as error:  # its rows say so
             entry.failure = reason(error)
+    progress("load", len(ready), len(ready))
 
 
-def _row(track: Track, entry: Entry, interrupted: bool) -> Row:
-    failure = track.failure
-    if interrupted and not track.samples:
-        failure = failure or "interrupted before its turn"
-    return Row(
+def _contestant(entry: Entry) -> Contestant:
+    loaded = entry.loaded
+    return Contestant(
         label=entry.label,
-        prompt_tokens=track.prompt_tokens,
-        repeats=len(track.samples),
-        failure=failure,
-        runs_on=entry.runs_on,
+        runs_on=loaded.runs_on if loaded else None,
+        libraries=loaded.libraries if loaded else {},
         footprint=entry.footprint,
-        speed=speed(track.samples, track.prompt_tokens) if track.samples else None,
     )
+
+
+def _failure(track: Track, entry: Entry, interrupted: bool) -> str | None:
+    failure = track.failure or entry.failure
+    if interrupted and not track.samples:
+        return failure or "interrupted before its turn"
+    return failure
+
+
+def _row(track: Track, entry: Entry, rates: Sequence[Rates], interrupted: bool) -> Row:
+    case, samples = track.case, track.samples
+    prefill, decode = _shares(track, entry, rates)
+    return Row(
+        contestant=int(track.name),
+        case=case,
+        repeats=len(samples),
+        failure=_failure(track, entry, interrupted),
+        speed=speed(samples, case.prompt_tokens, case.batch) if samples else None,
+        rounds=tuple(round_figures(s, case.prompt_tokens, case.batch) for s in samples),
+        prefill_of_roofline=prefill,
+        decode_of_roofline=decode,
+    )
+
+
+def _curve(track: Track, entry: Entry, interrupted: bool) -> Curve:
+    return Curve(
+        contestant=int(track.name),
+        case=track.case,
+        repeats=len(track.samples),
+        failure=_failure(track, entry, interrupted),
+        points=curve(track.samples, track.case) if track.samples else (),
+    )
+
+
+def _shares(
+    track: Track, entry: Entry, rates: Sequence[Rates]
+) -> tuple[float | None, float | None]:
+    """Shares of the roofline that prefill and a decode step reach, by medians over the same rounds."""
+    known = [rate for rate in rates if rate.threads == entry.label.threads]
+    bounded = entry.loaded is not None and entry.loaded.runs_on == _BOUNDED
+    if not (known and track.samples and bounded and entry.work):
+        return None, None
+    rate = known[0]
+    # Kernels of quantized weights multiply bytes; the others multiply floats.
+    integer = entry.label.precision.startswith("int")
+    flops_per_s = (rate.int8_ops_per_s if integer else rate.fp32_flops_per_s).median
+    prefill, step = (
+        work.least_s(rate.read_bytes_per_s.median, flops_per_s) for work in entry.work(track.case)
+    )
+    steps = [median(sample.step_s) for sample in track.samples if sample.step_s]
+    share = prefill / median(sample.prefill_s for sample in track.samples)
+    return share, step / median(steps) if steps else None

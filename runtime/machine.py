@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from onnxlm.runtime.session import usable_cores
+from onnxlm.runtime.cores import usable_cores
+from onnxlm.runtime.providers import find_provider, provider_names
+from onnxlm.version import VERSION
 
 # Instructions that the fast integer and float kernels ask for.
 FLAGS = (
@@ -64,7 +66,7 @@ def describe_machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> Machine:
         memory_bytes=_memory_bytes(),
         os=platform.platform(),
         python=platform.python_version(),
-        libraries=dict(_versions("onnxlm", "onnxruntime", "onnxruntime-gpu", "numpy", "torch")),
+        libraries=library_versions(),
     )
 
 
@@ -84,11 +86,16 @@ def _memory_bytes() -> int | None:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _versions(*names: str) -> list[tuple[str, str]]:
-    found = []
-    for name in names:
+def library_versions() -> dict[str, str]:
+    """Versions of the installed libraries that run models, by the name of their distribution."""
+    providers = [find_provider(name) for name in provider_names()]
+    # Several wheels bring ONNX Runtime under one import name.
+    wheels = {provider.wheel for provider in providers if provider.wheel}
+    wheels |= {provider.plugin.wheel for provider in providers if provider.plugin}
+    found = {"onnxlm": VERSION}
+    for name in (*sorted(wheels), "numpy", "torch"):
         try:
-            found.append((name, metadata.version(name)))
+            found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
     return found

@@ -1,4 +1,4 @@
-"""What is read from the system: memory, the load of others, the machine, its read rate."""
+"""What is read from the system: memory, energy, the load of others, the machine, its own rates."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from support.packages import sample_manifest, write_package
 
 from onnxlm.runtime import foreign_load, roofline
 from onnxlm.runtime.bench_package import file_bytes, worst_quality
+from onnxlm.runtime.energy import EnergyMeter
 from onnxlm.runtime.foreign_load import ForeignLoad
 from onnxlm.runtime.machine import describe_machine
 from onnxlm.runtime.memory import Memory, read_memory
-from onnxlm.runtime.roofline import MemoryReader, read_bytes_per_s
+from onnxlm.runtime.roofline import MatrixProduct, MemoryReader, Roofline, read_bytes_per_s
 
 STATUS = "Name:\tpython\nVmPeak:\t 900 kB\nVmHWM:\t     300 kB\nVmRSS:\t 200 kB\n"
 ROLLUP = (
@@ -147,6 +148,73 @@ def test_the_best_pass_is_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = SimpleNamespace(nbytes=1000, read=lambda: next(passes))
     monkeypatch.setattr(roofline, "MemoryReader", lambda threads: reader)
     assert read_bytes_per_s(2, passes=3) == 4000.0
+
+
+@pytest.mark.parametrize("integer", [False, True])
+def test_a_product_of_matrices_is_one(integer: bool) -> None:
+    product = MatrixProduct(threads=1, integer=integer, size=24)
+    assert product.flops == 2 * 24**3
+    assert product.multiply() > 0
+    (found,) = product._session.run(None, product._feeds)
+    # Ones by ones: every element is the number of rows.
+    assert (found == np.full((24, 24), 24)).all()
+
+
+def test_rates_are_work_by_the_best_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {
+        "read": iter([0.5, 0.25, 1.0]),
+        "fp32": iter([2.0, 1.0, 4.0]),
+        "int8": iter([1.0, 0.5, 1.0]),
+    }
+    found = Roofline(1)
+    monkeypatch.setattr(
+        found, "_reader", SimpleNamespace(nbytes=1000, read=lambda: next(times["read"]))
+    )
+    fp32, int8 = (
+        SimpleNamespace(flops=600, multiply=lambda name=name: next(times[name]))
+        for name in ("fp32", "int8")
+    )
+    monkeypatch.setattr(found, "_products", (fp32, int8))
+    assert found.rates() == {
+        "read_bytes_per_s": 4000.0,
+        "fp32_flops_per_s": 600.0,
+        "int8_ops_per_s": 1200.0,
+    }
+
+
+def write_rapl(folder: Path, **counters: int) -> Path:
+    for name, value in counters.items():
+        zone = folder / f"intel-rapl:{name.removeprefix('p').replace('_', ':')}"
+        zone.mkdir(parents=True, exist_ok=True)
+        (zone / "energy_uj").write_text(f"{value}\n", encoding="ascii")
+        (zone / "max_energy_range_uj").write_text("9999999\n", encoding="ascii")
+    return folder
+
+
+def test_joules_of_all_packages(tmp_path: Path) -> None:
+    # p0_0 is a part of package 0, and must not count twice.
+    meter = EnergyMeter(write_rapl(tmp_path, p0=1_000_000, p1=9_000_000, p0_0=0))
+    assert meter.note == ""
+    before = meter.start()
+    write_rapl(tmp_path, p0=1_500_000, p1=1_000_000, p0_0=400_000)
+    # Half a joule; and from 9 over the counter's end of 10 to 1, two more.
+    assert meter.joules_since(before) == pytest.approx(2.5)
+
+
+def test_without_counters_there_is_a_word(tmp_path: Path) -> None:
+    meter = EnergyMeter(tmp_path)
+    assert meter.note == f"energy not measured: {sys.platform} shows no RAPL here"
+    assert meter.joules_since(meter.start()) is None
+
+
+def test_counters_that_only_root_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_rapl(tmp_path, p0=1)
+    monkeypatch.setattr(
+        Path, "read_text", lambda self, **kw: (_ for _ in ()).throw(PermissionError)
+    )
+    meter = EnergyMeter(tmp_path)
+    assert meter.note == f"energy not measured: {tmp_path} may not be read by this user"
+    assert meter.joules_since(meter.start()) is None
 
 
 def test_the_worse_of_two_graphs_is_shown() -> None:

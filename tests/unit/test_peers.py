@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import pytest
 
-from onnxlm.runtime.bench import Plan, Sample
+from onnxlm.runtime.bench import Case, Plan, Sample
 from onnxlm.runtime.memory import Memory
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -167,7 +167,7 @@ def test_workers_take_turns(process: ModuleType, modules: Any) -> None:
 
     texts = modules("peers_quality").Texts([], {8: [0] * 8, 4: [0] * 4})
     workers = {name: Fake(name) for name in "ab"}
-    modules("peers").measure_speed(workers, texts, Plan((8, 4), 3, repeats=1))
+    modules("peers").measure_speed(workers, texts, Plan((Case(8, 3), Case(4, 3)), repeats=1))
     assert turns == [("a", 8), ("b", 8), ("a", 4), ("b", 4)] * 2
 
 

@@ -15,6 +15,7 @@ from onnxlm.cli.eval import Eval
 from onnxlm.cli.export import Export
 from onnxlm.cli.generate import Generate
 from onnxlm.cli.inspect import Inspect
+from onnxlm.cli.profile import Profile
 from onnxlm.cli.providers import Providers
 from onnxlm.cli.quantize import Quantize
 from onnxlm.cli.verify import Verify
@@ -27,6 +28,7 @@ COMMANDS = {
     "verify": Verify,
     "eval": Eval,
     "bench": Bench,
+    "profile": Profile,
     "inspect": Inspect,
     "providers": Providers,
 }

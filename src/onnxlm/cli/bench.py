@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -10,175 +10,206 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from onnxlm.cli.faults import BAD_INPUT, INTERRUPTED
-from onnxlm.cli.inspect import parse_counts
 from onnxlm.cli.terminal import note, print_table, progress_bars
 from onnxlm.errors import InputError
 
 if TYPE_CHECKING:
-    from onnxlm.package import Package
+    from onnxlm.cli.bench_options import Contestants
     from onnxlm.runtime.bench_report import Report
-    from onnxlm.runtime.bench_run import Entry
-
-BASELINES = ("torch",)
+    from onnxlm.runtime.bench_tables import Table
 
 
 @dataclass(frozen=True)
 class Bench:
     """Measure speed, memory and load time of packages, side by side.
 
-    Each package runs on each provider with each prompt length. All are interleaved in rounds, so that a
-    machine that gets slower or busier hits all alike; numbers are medians over the rounds with the lowest and
-    highest in brackets. A round before them is not counted. Prompts are English text in the package's own
-    tokens; generation is greedy and goes on past end-of-text tokens. Load time and memory are measured before
-    the rounds, each package in a process of its own. KL and top-1 are those that the package's manifest
-    holds. Ctrl-C ends the run and prints what is done.
+    Each package runs on each provider with each number of threads, and each of these runs every combination
+    of prompt length, new tokens and batch. All are processes of their own and take turns in rounds, so that
+    a machine that gets slower or busier hits all alike; numbers are medians over the rounds with the lowest
+    and highest in brackets. A round before them is not counted. Prompts are English text in the package's
+    own tokens; generation is greedy and goes on past end-of-text tokens. In the same rounds the machine's
+    own rates are taken; "of roof" is the least time at these rates by the time that it took. Load time,
+    first run and memory are measured before the rounds. KL and top-1 are those that the package's manifest
+    holds. Ctrl-C ends the run and shows what is done. docs/benchmarking.md says more.
     """
 
     packages: Annotated[
-        list[Path],
-        typer.Argument(metavar="PACKAGE", help="Folders of packages.", show_default=False),
-    ]
+        list[Path] | None,
+        typer.Argument(
+            metavar="PACKAGE...",
+            help="Folders of packages; with --compare also one report, which nothing is run for.",
+            show_default=False,
+        ),
+    ] = None
     provider: Annotated[
         str, typer.Option(metavar="NAME,...", help="Execution providers, see `onnxlm providers`.")
     ] = "cpu"
     prompt_tokens: Annotated[str, typer.Option(metavar="N,...", help="Lengths of prompts.")] = "128"
-    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate in each run.")] = 128
+    new_tokens: Annotated[
+        str, typer.Option(metavar="N,...", help="Tokens to generate in each run.")
+    ] = "128"
+    batch: Annotated[str, typer.Option(metavar="N,...", help="Rows that run together.")] = "1"
+    threads: Annotated[
+        str, typer.Option(metavar="N,...", help="Threads inside an operator; 0 is all cores.")
+    ] = "0"
+    context_lengths: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...", help="Also measure decode speed with so many tokens in the cache."
+        ),
+    ] = None
     repeats: Annotated[int, typer.Option(min=1, help="Rounds that count.")] = 5
-    threads: Annotated[int, typer.Option(min=0, help="Threads; 0 is all cores.")] = 0
     baseline: Annotated[
         str | None,
         typer.Option(
-            metavar="torch", help="Also run the eager PyTorch model (fp32) of the packages' source."
+            metavar="NAME,...",
+            help="Also run the PyTorch model (fp32) of the packages' source: torch, torch.compile.",
+        ),
+    ] = None
+    python: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PROVIDER=PATH",
+            help="Run a provider under another interpreter, whose onnxruntime has it.",
+            show_default=False,
         ),
     ] = None
     allow_fallback: Annotated[
         bool, typer.Option("--allow-fallback", help="Run on the CPU where a provider cannot.")
     ] = False
+    compare: Annotated[
+        Path | None,
+        typer.Option(metavar="OLD.json", help="Tell what changed since that report."),
+    ] = None
     json_file: Annotated[
         Path | None,
         typer.Option("--json", metavar="FILE", help="Write all figures and the machine there."),
     ] = None
+    markdown: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the tables there.")
+    ] = None
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write one page with plots and tables.")
+    ] = None
 
     examples: ClassVar[tuple[str, ...]] = (
-        "onnxlm bench smollm2-int8",
-        "onnxlm bench smollm2-int8 smollm2-int4 --prompt-tokens 128,1024",
-        "onnxlm bench smollm2-int8 --provider cpu,cuda --json bench.json",
-        "onnxlm bench smollm2-int8 --baseline torch --threads 2",
+        "onnxlm bench int8",
+        "onnxlm bench int8 int4 --prompt-tokens 128,1024 --html out.html",
+        "onnxlm bench int8 --batch 1,8 --threads 1,2",
+        "onnxlm bench int8 --context-lengths 64,512,2048 --html out.html",
+        "onnxlm bench int8 --baseline torch,torch.compile --json new.json",
+        "onnxlm bench int8 --provider cpu,openvino --python openvino=ov/bin/python",
+        "onnxlm bench --compare old.json new.json",
     )
 
     def run(self) -> None:
-        """Measure, print the table, write the file."""
-        from onnxlm.runtime.bench import Plan
-        from onnxlm.runtime.bench_run import run_benchmark
-        from onnxlm.runtime.session import usable_cores
+        """Measure or read, print the tables, write the files."""
+        from onnxlm.runtime.bench_report import read_report
 
-        lengths = tuple(dict.fromkeys(parse_counts("--prompt-tokens", self.prompt_tokens)))
-        entries = list(self._entries(lengths))
-        threads = self.threads or usable_cores()
-        plan = Plan(lengths, self.new_tokens, self.repeats)
-        with progress_bars() as progress:
-            report = run_benchmark(entries, plan, threads, progress=progress)
-        if self.json_file is not None:
-            self.json_file.write_text(report.to_json(), encoding="utf-8")
-        _print(report)
-        if report.interrupted:
+        self._check_files()
+        old = None if self.compare is None else read_report(self.compare)
+        paths = self.packages or []
+        if old is not None and len(paths) == 1 and paths[0].is_file():
+            report = read_report(paths[0])
+        else:
+            report = self._measure()
+        changes = None if old is None else _changes(old, report)
+        self._write(report, changes)
+        _print(report, changes)
+        if report.interrupted and report.rows:
             raise typer.Exit(INTERRUPTED)
-        if all(row.speed is None for row in report.rows):
+        if not any(row.repeats for row in report.results):
             raise typer.Exit(BAD_INPUT)
 
-    def _entries(self, lengths: Sequence[int]) -> Iterator[Entry]:
-        """Every package on every provider, then the baselines.
+    def _measure(self) -> Report:
+        from onnxlm.cli.bench_options import counts, make_cases
+        from onnxlm.runtime.bench import Plan
+        from onnxlm.runtime.bench_run import run_benchmark
 
-        Raises:
-            InputError: The baseline is not known, or the JSON file's folder does not exist.
-            PackageError: A package is damaged.
-            ProviderError: A provider is not known.
-        """
-        from onnxlm.package import open_package
+        contexts = self.context_lengths
+        cases = make_cases(
+            counts("--prompt-tokens", self.prompt_tokens),
+            counts("--new-tokens", self.new_tokens),
+            counts("--batch", self.batch),
+            () if contexts is None else counts("--context-lengths", contexts),
+        )
+        entries = list(self._contestants().entries())
+        with progress_bars() as progress:
+            return run_benchmark(entries, Plan(cases, self.repeats), progress=progress)
 
-        if self.baseline is not None and self.baseline not in BASELINES:
-            raise InputError("--baseline", found=repr(self.baseline), allowed=", ".join(BASELINES))
-        if self.json_file is not None and not self.json_file.absolute().parent.is_dir():
-            raise InputError(f"{self.json_file}: there is no such folder", fix="make it first")
-        packages = [open_package(path) for path in self.packages]
-        names = _short_names([package.path for package in packages])
-        providers = list(dict.fromkeys(name.strip() for name in self.provider.split(",")))
-        for package, name in zip(packages, names, strict=True):
-            for provider in providers:
-                yield self._package_entry(package, name, provider, lengths)
-        if self.baseline is not None:
-            sources = {str(package.manifest.source.get("path")): package for package in packages}
-            for source, package in sources.items():
-                yield self._eager_entry(source, package, lengths)
+    def _contestants(self) -> Contestants:
+        from onnxlm.cli.bench_options import (
+            Contestants,
+            baseline_names,
+            interpreters,
+            known_names,
+            thread_counts,
+        )
+        from onnxlm.runtime.providers import find_provider, provider_names
 
-    def _package_entry(
-        self, package: Package, name: str, provider: str, lengths: Sequence[int]
-    ) -> Entry:
-        from onnxlm.runtime.bench_package import PackageContestant, file_bytes, worst_quality
-        from onnxlm.runtime.bench_report import Label
-        from onnxlm.runtime.bench_run import Entry
-        from onnxlm.runtime.providers import find_provider
-
-        manifest = package.manifest
-        found = find_provider(provider)
-        return Entry(
-            label=Label(
-                model=name,
-                provider=provider,
-                ort_name=found.ort_name,
-                precision=manifest.precision,
-                file_bytes=file_bytes(manifest),
-                quality=worst_quality(manifest),
-            ),
-            contestant=PackageContestant(
-                package.path.absolute(), provider, self.threads, self.allow_fallback
-            ),
-            prompts=_prompts(package, lengths),
-            context_length=manifest.context_length,
-            failure=None if self.allow_fallback else found.unavailable(),
+        if not self.packages:
+            raise InputError("no package to measure", fix="name the folder of one or more")
+        for name in self.provider.split(","):
+            find_provider(name.strip())
+        providers = known_names("--provider", self.provider, provider_names())
+        return Contestants(
+            packages=tuple(self.packages),
+            providers=providers,
+            threads=thread_counts(self.threads),
+            baselines=baseline_names(self.baseline),
+            pythons=interpreters(self.python or [], providers),
+            allow_fallback=self.allow_fallback,
         )
 
-    def _eager_entry(self, source: str, package: Package, lengths: Sequence[int]) -> Entry:
-        from onnxlm.cli.eager_baseline import EagerContestant
-        from onnxlm.runtime.bench_report import Label
-        from onnxlm.runtime.bench_run import Entry
+    def _check_files(self) -> None:
+        """Refuse files that could not be written, before minutes are spent."""
+        for file in (self.json_file, self.markdown, self.html):
+            if file is not None and not file.absolute().parent.is_dir():
+                raise InputError(f"{file}: there is no such folder", fix="make it first")
 
-        gone = f"the package's source is not there any more: {source}"
-        return Entry(
-            label=Label(f"eager {Path(source).name}", "torch", None, "fp32", baseline=True),
-            contestant=EagerContestant(source, self.threads),
-            prompts=_prompts(package, lengths),
-            context_length=package.manifest.context_length,
-            failure=None if Path(source).exists() else gone,
+    def _write(self, report: Report, changes: Table | None) -> None:
+        from onnxlm.cli.bench_page import markdown, page
+
+        if self.json_file is not None:
+            self.json_file.write_text(report.to_json(), encoding="utf-8")
+        if self.markdown is not None:
+            self.markdown.write_text(markdown(report, changes), encoding="utf-8")
+        if self.html is not None:
+            self.html.write_text(page(report, changes), encoding="utf-8")
+
+
+def _changes(old: Report, new: Report) -> Table:
+    from onnxlm.runtime.bench_compare import compare, compare_table, unmatched
+
+    table = compare_table(compare(old, new))
+    missing = unmatched(old, new)
+    if not table.rows:
+        raise InputError(
+            "the reports have nothing in common",
+            found="; ".join(missing),
+            fix="compare runs of the same package, provider, threads and prompt",
         )
+    for line in missing:
+        note(line)
+    return table
 
 
-def _prompts(package: Package, lengths: Sequence[int]) -> dict[int, list[int]]:
-    from onnxlm.runtime.bench_package import prompt_ids
+def _print(report: Report, changes: Table | None) -> None:
+    from onnxlm.runtime.bench_compare import RULE
+    from onnxlm.runtime.bench_tables import ratios, remarks, summary, tables
 
-    vocab_size = package.manifest.vocab_size
-    return {length: prompt_ids(package.path, vocab_size, length) for length in lengths}
-
-
-def _short_names(paths: Sequence[Path]) -> list[str]:
-    """The folders' names; whole paths where two would read the same."""
-    names = [path.absolute().name for path in paths]
-    if len(set(names)) == len(names):
-        return names
-    return [str(path) for path in paths]
-
-
-def _print(report: Report) -> None:
-    from onnxlm.runtime.bench_report import HEADER, LEFT
-
-    machine = report.machine
-    plan = report.plan
-    print(
-        f"{machine.cpu}, {report.threads} threads; {plan.new_tokens} new tokens, "
-        f"{plan.repeats} rounds: median (lowest-highest)"
-    )
-    print_table(HEADER, [row.cells() for row in report.rows], left=LEFT)
-    for line in (*report.remarks(), *report.ratios()):
+    print(summary(report))
+    shown: Sequence[Table] = tables(report)
+    for table in shown:
+        print(f"\n{table.title}")
+        print_table(table.header, table.rows, left=table.left)
+    lines = [*remarks(report), *ratios(report)]
+    if lines:
+        print()
+    for line in lines:
         print(line)
+    if changes is not None:
+        print(f"\n{changes.title} ({RULE})")
+        print_table(changes.header, changes.rows, left=changes.left)
     for line in report.notes():
         note(line)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from onnxlm.runtime.bench import Rows
 
 
 @dataclass
@@ -17,13 +18,15 @@ class EagerContestant:
     Attributes:
         source: Checkpoint that it is loaded from.
         threads: Threads of PyTorch; 0 is its own choice.
+        compiled: Through `torch.compile`; it compiles at its first runs, which do not count.
     """
 
     source: str
     threads: int = 0
+    compiled: bool = False
     _model: Any = None
     _past: Any = None
-    _token: int = 0
+    _tokens: Any = None
 
     def prepare(self) -> str:
         """Load the checkpoint."""
@@ -36,23 +39,32 @@ class EagerContestant:
         self._model = load(self.source)
         # As transformers does when it generates: the head runs on the last position alone.
         self._model.lm_head.register_forward_pre_hook(_last_position)
+        if self.compiled:
+            # One program for any lengths: the cache grows with every step.
+            self._model = torch.compile(self._model, dynamic=True)
         return f"torch {torch.__version__}"
 
-    def prefill(self, ids: Sequence[int]) -> None:
-        """Run a prompt from an empty cache."""
+    def prefill(self, rows: Rows) -> None:
+        """Run prompts from an empty cache."""
         self._past = None
-        self._advance(ids)
+        self.extend(rows)
+
+    def extend(self, rows: Rows) -> None:
+        """Run tokens behind those in the cache."""
+        import torch
+
+        self._advance(torch.tensor([list(row) for row in rows]))
 
     def step(self) -> None:
         """One greedy step."""
-        self._advance([self._token])
+        self._advance(self._tokens)
 
-    def _advance(self, ids: Sequence[int]) -> None:
+    def _advance(self, ids: Tensor) -> None:
         import torch
 
         with torch.inference_mode():
-            logits, self._past = self._model(torch.tensor([list(ids)]), None, self._past)
-            self._token = int(logits[0, -1].argmax())
+            logits, self._past = self._model(ids, None, self._past)
+            self._tokens = logits[:, -1:].argmax(dim=-1)
 
 
 def _last_position(module: object, inputs: tuple[Tensor]) -> Tensor:

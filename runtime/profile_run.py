@@ -1,0 +1,208 @@
+"""Runs a package under ONNX Runtime's profiler."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+import onnxruntime as ort
+
+from onnxlm import io_spec
+from onnxlm.errors import InputError
+from onnxlm.package import Package
+from onnxlm.progress import Progress, silent
+from onnxlm.runtime.bench import Case, Rows, Sample, time_run
+from onnxlm.runtime.bench_package import PackageContestant, prompt_rows
+from onnxlm.runtime.cores import usable_cores
+from onnxlm.runtime.engine import PREFILL_CHUNK, Batch, Sessions
+from onnxlm.runtime.graph_cost import NodeCost, node_costs
+from onnxlm.runtime.graph_reader import read_graph
+from onnxlm.runtime.machine import describe_machine
+from onnxlm.runtime.prepacked import PreparedGraphs, prepare
+from onnxlm.runtime.profile_events import Calls, Cell, read_calls
+from onnxlm.runtime.profile_report import Phase, Profile
+from onnxlm.runtime.providers import find_provider, require_provider
+from onnxlm.runtime.roofline import Roofline
+from onnxlm.runtime.session import SessionConfig, open_session, provider_in_use
+
+_BOUNDED = "CPUExecutionProvider"
+
+
+@dataclass
+class _Profiled:
+    """A package's sessions as a contestant of a benchmark, its profiler on."""
+
+    sessions: Sessions
+    batch: Batch | None = None
+
+    def prepare(self) -> str:
+        return str(self.sessions.decode.get_providers()[0])
+
+    def prefill(self, rows: Rows) -> None:
+        self.batch = Batch(self.sessions, len(rows))
+        self.extend(rows)
+
+    def extend(self, rows: Rows) -> None:
+        assert self.batch is not None
+        self.batch.set_tokens(self.batch.prefill_tokens(rows))
+
+    def step(self) -> None:
+        assert self.batch is not None
+        self.batch.decode_tokens()
+
+
+def profile(
+    package: Package,
+    config: SessionConfig,
+    case: Case,
+    repeats: int,
+    progress: Progress = silent,
+) -> Profile:
+    """Time by operator and layer of prompts and decode steps; a run before them is not counted.
+
+    Args:
+        package: An opened package.
+        config: Provider and threads.
+        case: Prompt, new tokens and batch; no more than one call's worth of prompt, at least two new tokens.
+        repeats: Runs that count.
+        progress: Told of the runs.
+
+    Raises:
+        InputError: The case does not fit the context, or has no decode step.
+        ProviderError: The provider is not known or not available.
+    """
+    require_provider(config.provider)
+    _check(package, case)
+    rows = prompt_rows(package.path, package.manifest.vocab_size, case.prompt_tokens, case.batch)
+    plain = PackageContestant(str(package.path), config.provider, config.threads)
+    plain.prepare()
+    with tempfile.TemporaryDirectory(prefix="onnxlm-profile-") as folder:
+        prepared = prepare(package, config)
+        opened = _open(prepared, config, Path(folder))
+        contestant = _Profiled(_sessions(package, opened))
+        samples: list[Sample] = []
+        bare: list[Sample] = []
+        for number in range(repeats + 1):
+            progress("profile", number, repeats + 1)
+            bare.append(time_run(plain, rows, case))
+            samples.append(time_run(contestant, rows, case))
+        progress("profile", repeats + 1, repeats + 1)
+        calls = _read(prepared, opened, case)
+    rates = _rates(config, opened)
+    return Profile(
+        package=str(package.path),
+        precision=package.manifest.precision,
+        provider=contestant.prepare(),
+        threads=config.threads or usable_cores(),
+        batch=case.batch,
+        prompt_tokens=case.prompt_tokens,
+        new_tokens=case.new_tokens,
+        repeats=repeats,
+        machine=describe_machine(),
+        phases=_phases(calls, samples[1:], bare[1:], rates, package.manifest.precision),
+    )
+
+
+def _check(package: Package, case: Case) -> None:
+    room = package.manifest.context_length
+    if case.positions > room:
+        raise InputError(
+            "prompt and new tokens do not fit the context",
+            found=case.positions,
+            allowed=f"up to {room}",
+        )
+    if case.prompt_tokens > PREFILL_CHUNK:
+        raise InputError(
+            "--prompt-tokens",
+            found=case.prompt_tokens,
+            allowed=f"up to {PREFILL_CHUNK}, what one call of the prefill graph runs",
+        )
+    if case.new_tokens < 2:
+        raise InputError(
+            "--new-tokens", found=case.new_tokens, allowed="2 or more, of which the last are steps"
+        )
+
+
+def _open(
+    prepared: PreparedGraphs, config: SessionConfig, folder: Path
+) -> dict[str, ort.InferenceSession]:
+    sessions = {}
+    for name, path in prepared.paths.items():
+        options = prepared.session_options(config)
+        options.enable_profiling = True
+        options.profile_file_prefix = str(folder / name)
+        sessions[name] = open_session(path, config, options)
+    return sessions
+
+
+def _sessions(package: Package, opened: Mapping[str, ort.InferenceSession]) -> Sessions:
+    manifest = package.manifest
+    device = find_provider(provider_in_use(opened[io_spec.DECODE])).device
+    return Sessions(
+        prefill=opened[io_spec.PREFILL],
+        decode=opened[io_spec.DECODE],
+        states=manifest.states,
+        vocab_size=manifest.vocab_size,
+        context_length=manifest.context_length,
+        device=(device, 0),
+    )
+
+
+def _read(
+    prepared: PreparedGraphs, opened: Mapping[str, ort.InferenceSession], case: Case
+) -> dict[str, Calls]:
+    """What the profiles say, the first run left out."""
+    calls = {}
+    tokens = {io_spec.PREFILL: case.prompt_tokens, io_spec.DECODE: 1}
+    skip = {io_spec.PREFILL: 1, io_spec.DECODE: case.new_tokens - 1}
+    for name, session in opened.items():
+        costs: Mapping[str, NodeCost] = node_costs(read_graph(prepared.paths[name]))
+        file = Path(session.end_profiling())
+        calls[name] = read_calls(file, costs, skip[name], case.batch, tokens[name])
+    return calls
+
+
+def _rates(
+    config: SessionConfig, opened: Mapping[str, ort.InferenceSession]
+) -> dict[str, float] | None:
+    if opened[io_spec.DECODE].get_providers()[0] != _BOUNDED:
+        return None
+    roofline = Roofline(config.threads or usable_cores())
+    roofline.prepare()
+    roofline.rates()  # the first pass warms up
+    return roofline.rates()
+
+
+def _phases(
+    calls: Mapping[str, Calls],
+    samples: list[Sample],
+    bare: list[Sample],
+    rates: Mapping[str, float] | None,
+    precision: str,
+) -> tuple[Phase, ...]:
+    rate = None
+    if rates is not None:
+        rate = rates["int8_ops_per_s" if precision.startswith("int") else "fp32_flops_per_s"]
+    times = {
+        io_spec.PREFILL: [[run.prefill_s for run in runs] for runs in (samples, bare)],
+        io_spec.DECODE: [[s for run in runs for s in run.step_s] for runs in (samples, bare)],
+    }
+    phases = []
+    for name, (wall, plain) in times.items():
+        cells: tuple[Cell, ...] = calls[name].cells
+        phases.append(
+            Phase(
+                name=name,
+                calls=len(wall),
+                wall_ms=1000 * fmean(wall),
+                plain_ms=1000 * fmean(plain),
+                session_ms=calls[name].session_ms,
+                cells=cells,
+                bytes_per_s=None if rates is None else rates["read_bytes_per_s"],
+                flops_per_s=rate,
+            )
+        )
+    return tuple(phases)

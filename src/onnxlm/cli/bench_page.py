@@ -1,0 +1,157 @@
+"""A benchmark's report as Markdown, and as one page with plots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from onnxlm.cli.charts import Bar, Dot, Drawing, Series, bar_chart, line_chart, scatter_chart
+from onnxlm.cli.page import write_page
+from onnxlm.runtime.bench_compare import RULE
+from onnxlm.runtime.bench_tables import describe, number, ratios, remarks, spread, summary, tables
+
+if TYPE_CHECKING:
+    from onnxlm.runtime.bench_report import Report, Row
+    from onnxlm.runtime.bench_tables import Table
+
+
+def markdown(report: Report, changes: Table | None = None) -> str:
+    """The tables in GitHub's Markdown."""
+    parts = ["# Benchmark", summary(report)]
+    for table in (*tables(report), *(() if changes is None else (changes,))):
+        parts += [f"## {table.title}", _markdown_table(table)]
+    if changes is not None:
+        parts.append(RULE)
+    lines = _lines(report)
+    if lines:
+        parts.append("\n".join(f"- {line}" for line in lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_table(table: Table) -> str:
+    marks = ["---" if i < table.left else "--:" for i in range(len(table.header))]
+    rows = [table.header, marks, *table.rows]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows
+    )
+
+
+def page(report: Report, changes: Table | None = None) -> str:
+    """One HTML page: latency by contestant, speed by context, size beside speed and quality, the tables."""
+    machine = report.machine
+    versions = {name: text for who in report.contestants for name, text in who.libraries.items()}
+    facts = [
+        ("Processor", machine.cpu),
+        ("Cores", str(machine.cores)),
+        ("Memory", f"{(machine.memory_bytes or 0) / 1e9:.0f} GB" if machine.memory_bytes else "-"),
+        ("System", machine.os),
+        ("Python", machine.python),
+        *sorted((machine.libraries | versions).items()),
+        ("Measured", report.created),
+    ]
+    lead = f"{report.plan.repeats} interleaved rounds; bars and lines are medians, whiskers the rounds' ends"
+    made = (*tables(report), *(() if changes is None else (changes,)))
+    notes = _lines(report) if changes is None else [*_lines(report), RULE]
+    return write_page(("onnxlm bench", lead), facts, drawings(report), made, notes)
+
+
+def drawings(report: Report) -> list[Drawing]:
+    """The plots that the report has figures for."""
+    made = (_first_token(report), _steps(report), _by_context(report), _by_size(report))
+    return [drawing for drawing in made if drawing is not None]
+
+
+def _lines(report: Report) -> list[str]:
+    return [*remarks(report), *ratios(report), *report.notes()]
+
+
+def _first_token(report: Report) -> Drawing | None:
+    bars = [
+        Bar(
+            label=describe(report, row),
+            parts=((row.speed.ttft_ms.median, row.contestant),),
+            text=number(row.speed.ttft_ms.median),
+            ends=(row.speed.ttft_ms.low, row.speed.ttft_ms.high),
+            hint=f"{spread(row.speed.prefill_tokens_per_s)} prompt tokens a second",
+        )
+        for row in _by_case(report)
+        if row.speed
+    ]
+    caption = "From the prompt's ids to the first new token. Shorter is better."
+    return bar_chart("Time to first token", caption, "milliseconds", bars) if bars else None
+
+
+def _steps(report: Report) -> Drawing | None:
+    bars = []
+    for row in _by_case(report):
+        speed = row.speed
+        if speed is None or speed.decode_p50_ms is None or speed.decode_p99_ms is None:
+            continue
+        bars.append(
+            Bar(
+                label=describe(report, row),
+                parts=((speed.decode_p50_ms, row.contestant),),
+                text=f"{number(speed.decode_p50_ms)} (p99 {number(speed.decode_p99_ms)})",
+                ends=(speed.decode_p50_ms, speed.decode_p99_ms),
+                hint=f"{spread(speed.decode_tokens_per_s)} tokens a second",
+            )
+        )
+    caption = "Half of the steps take no longer than the bar, 99 in 100 no longer than its whisker."
+    axis = "milliseconds a step"
+    return bar_chart("Time of a decode step", caption, axis, bars) if bars else None
+
+
+def _by_context(report: Report) -> Drawing | None:
+    series = []
+    for curve in report.curves:
+        points = tuple(
+            (float(point.context_length), rate.median, rate.low, rate.high)
+            for point in curve.points
+            for rate in (point.decode_tokens_per_s,)
+        )
+        if points:
+            who = report.who(curve).label
+            name = f"{who.model} on {who.provider}, {who.threads} threads, batch {curve.case.batch}"
+            series.append(Series(name, points))
+    caption = "Bands reach from the slowest to the fastest round. Higher is better."
+    axes = ("tokens in the cache of each row", "decode, tokens a second")
+    return line_chart("Decode speed by context", caption, axes, series) if series else None
+
+
+def _by_size(report: Report) -> Drawing | None:
+    """Each package with the settings that decode fastest."""
+    best: dict[tuple[str, str], Row] = {}
+    for row in report.rows:
+        who = report.who(row).label
+        if who.file_bytes is None or row.speed is None or row.speed.decode_tokens_per_s is None:
+            continue
+        key = (who.model, who.provider)
+        if key not in best or _decode(row) > _decode(best[key]):
+            best[key] = row
+    dots = []
+    for i, row in enumerate(best.values()):
+        who = report.who(row).label
+        quality = who.quality
+        words = [who.precision]
+        words += [f"KL {quality['kl']:.4f}"] if "kl" in quality else []
+        words += [f"top-1 {quality['top1']:.1%}"] if "top1" in quality else []
+        if not quality and who.precision.startswith("int"):
+            words.append("no quality recorded")
+        label = f"{who.model} on {who.provider}"
+        dots.append(Dot((who.file_bytes or 0) / 1e6, _decode(row), label, ", ".join(words), i))
+    caption = (
+        "KL divergence and top-1 agreement are against the full-precision model, as the packages record "
+        "them; upper left is better. Of several settings the fastest is shown."
+    )
+    axes = ("size of graphs and weights, MB", "decode, tokens a second")
+    return scatter_chart("Size, speed and quality", caption, axes, dots) if dots else None
+
+
+def _by_case(report: Report) -> Sequence[Row]:
+    cases = report.plan.cases
+    return sorted(report.rows, key=lambda row: cases.index(row.case))
+
+
+def _decode(row: Row) -> float:
+    found = row.speed.decode_tokens_per_s if row.speed else None
+    return found.median if found else 0.0

@@ -1,0 +1,149 @@
+"""The page and the plots on it: self-contained, escaped, axes by hand."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+from support.reports import contestant, flat, report, row
+
+from onnxlm.cli.bench_page import drawings, markdown, page
+from onnxlm.cli.charts import (
+    Bar,
+    Dot,
+    Drawing,
+    Series,
+    bar_chart,
+    line_chart,
+    nice_ticks,
+    scatter_chart,
+)
+from onnxlm.cli.charts import tick_text as tick
+from onnxlm.runtime.bench import Case
+from onnxlm.runtime.bench_compare import RULE, compare, compare_table
+from onnxlm.runtime.bench_figures import Point
+from onnxlm.runtime.bench_report import Curve, Report
+
+RATES = [100.0, 110.0, 105.0, 101.0, 99.0]
+
+
+@pytest.fixture
+def whole() -> Report:
+    """A report with everything that is plotted, and names that HTML gives a meaning."""
+    who = [
+        contestant("<b>&m", file_bytes=150_000_000, quality={"kl": 0.0035, "top1": 0.96}),
+        contestant("n", precision="int4", file_bytes=90_000_000),
+        contestant("eager", provider="torch", baseline=True),
+    ]
+    points = tuple(Point(n, flat(1000.0 / n), 1.0, 2.0, 3.0) for n in (4, 8))
+    curves = [Curve(0, Case(4, 2, context_lengths=(4, 8)), 3, None, points)]
+    rows = [row(i, RATES, [rate / (1 + i) for rate in RATES]) for i in range(3)]
+    return report(who, rows, curves)
+
+
+def test_a_page_needs_nothing_else(whole: Report) -> None:
+    text = page(whole)
+    assert not re.search(r"https?:|//[a-z]|<script|<link|<img|@import|url\(|src=|href=", text)
+    assert text.startswith("<!DOCTYPE html>")
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_a_page_escapes_names(whole: Report) -> None:
+    text = page(whole)
+    assert "<b>" not in text
+    assert "&lt;b&gt;&amp;m on cpu" in text
+
+
+def test_a_page_holds_every_plot_and_table(whole: Report) -> None:
+    text = page(whole)
+    assert re.findall(r"<h2>(.*?)</h2>", text) == [
+        "Time to first token",
+        "Time of a decode step",
+        "Decode speed by context",
+        "Size, speed and quality",
+        "Speed",
+        "Decode tok/s by context length",
+        "Load, memory and quality",
+        "The machine&#39;s own rates",
+        "Notes",
+    ]
+    for axis in ("milliseconds", "tokens in the cache", "tokens a second", "MB"):
+        assert axis in text
+    assert "KL 0.0035, top-1 96.0%" in text
+    assert "int4, no quality recorded" in text
+    for drawing in re.findall(r"<svg.*?</svg>", text, re.DOTALL):
+        assert len(list(ElementTree.fromstring(drawing))) > 5  # well-formed
+
+
+def test_changes_are_on_the_page(whole: Report) -> None:
+    changes = compare_table(compare(whole, whole))
+    text = page(whole, changes)
+    assert "<h2>Changes</h2>" in text
+    assert RULE.replace("<", "&lt;").replace(">", "&gt;") in text
+    assert RULE in markdown(whole, changes)
+
+
+def test_a_report_of_nothing_is_a_page_too() -> None:
+    empty = report([contestant("m")], [])
+    assert drawings(empty) == []
+    assert "<h2>Load, memory and quality</h2>" in page(empty)
+
+
+def test_markdown_tables_have_a_column_a_cell(whole: Report) -> None:
+    text = markdown(whole)
+    tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
+    assert len(tables) == 4
+    for lines in tables:
+        assert len({line.count("|") for line in lines}) == 1
+        assert set(lines[1]) <= set("|-: ")
+    assert "| <b>&m | cpu | int8 | 8 |" in text
+
+
+@pytest.mark.parametrize(
+    ("most", "ticks"),
+    [
+        (6, [0, 1, 2, 3, 4, 5, 6]),
+        (130, [0, 50, 100, 150]),
+        (0.7, [0, 0.2, 0.4, 0.6, 0.8]),
+        (0, [0, 1]),
+    ],
+)
+def test_ticks_are_round(most: float, ticks: list[float]) -> None:
+    assert nice_ticks(most) == pytest.approx(ticks)
+
+
+def test_ticks_have_the_decimals_of_their_steps() -> None:
+    assert [tick(value, [0, 0.2]) for value in (0, 0.2, 1)] == ["0.0", "0.2", "1.0"]
+    assert [tick(value, [0, 500]) for value in (0, 500, 1500)] == ["0", "500", "1,500"]
+
+
+def of_tag(drawing: Drawing, tag: str) -> list[dict[str, str | float]]:
+    return [dict(shape.attributes) for shape in drawing.shapes if shape.tag == tag]
+
+
+def test_bars_are_as_long_as_their_numbers() -> None:
+    bars = [Bar("one", ((10.0, 0),), "10"), Bar("two", ((20.0, 1), (20.0, 2)), "40", (30.0, 50.0))]
+    one, two, three = of_tag(bar_chart("t", "c", "ms", bars), "rect")
+    assert two["width"] == pytest.approx(2 * float(one["width"]), abs=0.11)
+    assert float(three["x"]) == pytest.approx(float(two["x"]) + float(two["width"]), abs=0.11)
+    assert (one["y"], one["class"]) < (two["y"], two["class"])
+
+
+def test_doublings_are_equally_far_apart() -> None:
+    points = tuple((float(n), 100.0 / n, 90.0 / n, 110.0 / n) for n in (1, 2, 4))
+    drawing = line_chart("t", "c", ("x", "y"), [Series("s", points)])
+    a, b, c = (float(dot["cx"]) for dot in of_tag(drawing, "circle"))
+    assert b - a == pytest.approx(c - b, abs=0.11)
+    assert drawing.legend == [("s", 0)]
+
+
+def test_labels_of_neighbours_do_not_lie_on_each_other() -> None:
+    dots = [Dot(100, 50, "first", "note", 0), Dot(101, 50.2, "second", "note", 1)]
+    drawing = scatter_chart("t", "c", ("x", "y"), dots)
+    heights = [
+        float(shape.attributes["y"])
+        for shape in drawing.shapes
+        if shape.attributes.get("class") == "value"
+    ]
+    assert abs(heights[0] - heights[1]) >= 28
