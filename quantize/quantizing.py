@@ -21,6 +21,7 @@ from onnxlm.package import Package, PackageWriter, check_destination, open_packa
 from onnxlm.progress import Progress, silent
 from onnxlm.quantize.calibrating import Observer, observe
 from onnxlm.quantize.codes import Codes, Parameters, make_codes, smooth_parameters
+from onnxlm.quantize.experts import describe_experts
 from onnxlm.quantize.given import merge_given
 from onnxlm.quantize.observed import Observed
 from onnxlm.quantize.rewrite import LOWERINGS, Rewriter
@@ -91,7 +92,8 @@ def quantize(
             copy = writer.path / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source.path / name, copy)
-        spec = QuantizationSpec(scheme, _summary(chosen, codes, taken))
+        experts = describe_experts(codes.experts, source.manifest.parameters)
+        spec = QuantizationSpec(scheme, _summary(chosen, codes, taken) | experts)
         return writer.finish(_manifest(source.manifest, graphs, chosen.precision, spec))
 
 
@@ -162,7 +164,7 @@ def _windows(source: Package, text: str | None) -> list[list[int]]:
     if not source.has("tokenizer.json"):
         raise QuantizationError(
             f"{source.path}: has no tokenizer to read the calibration text with",
-            fix="export from a checkpoint that has a tokenizer.json",
+            fix="export from a checkpoint with a tokenizer.json beside its weights",
         )
     file = source.file_path("tokenizer.json")
     try:
@@ -183,7 +185,7 @@ def _windows(source: Package, text: str | None) -> list[list[int]]:
 
 def _rewrite(graphs: Mapping[str, ir.Model], codes: Codes, lowering: str) -> None:
     """Put the quantized operators and the smoothed vectors into every graph."""
-    rewriter = Rewriter(codes.tensors, lowering)
+    rewriter = Rewriter(codes.tensors, lowering, codes.experts)
     vectors = {name: ir.tensor(values, name=name) for name, values in codes.vectors.items()}
     for name, model in graphs.items():
         rewriter.rewrite(model.graph, codes.rows if name == io_spec.PREFILL else None)

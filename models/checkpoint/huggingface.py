@@ -53,10 +53,7 @@ def describe_folder(folder: Path, kind: str) -> Checkpoint:
     reader = ConfigReader(raw_config, CONFIG)
     architecture = find_architecture(reader.get("model_type", str))
     config = architecture.parse_config(reader)
-    generation_config: dict[str, Any] = {}
-    if (folder / GENERATION_CONFIG).exists():
-        generation_config = read_json(inside(folder, GENERATION_CONFIG))
-        check_token_ids(generation_config, GENERATION_CONFIG)
+    generation_config, tokenizer_files = read_side_files(folder)
     return Checkpoint(
         path=folder,
         kind=kind,
@@ -64,11 +61,24 @@ def describe_folder(folder: Path, kind: str) -> Checkpoint:
         config=config,
         architecture=architecture,
         generation_config=generation_config,
-        tokenizer_files=_read_tokenizer_files(folder),
+        tokenizer_files=tokenizer_files,
         quantized={},
         provenance={},
         tensors={},
     )
+
+
+def read_side_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """generation_config.json and the tokenizer's files, what there is of them.
+
+    Raises:
+        CheckpointError, ConfigError: One of them is damaged.
+    """
+    generation_config: dict[str, Any] = {}
+    if (folder / GENERATION_CONFIG).exists():
+        generation_config = read_json(inside(folder, GENERATION_CONFIG))
+        check_token_ids(generation_config, GENERATION_CONFIG)
+    return generation_config, _read_tokenizer_files(folder)
 
 
 def check_token_ids(values: Mapping[str, Any], source: str) -> None:

@@ -14,12 +14,13 @@ from onnxlm.models.checkpoint.gguf_checkpoint import read_gguf
 from onnxlm.models.checkpoint.hub import fetch, is_hub_id
 from onnxlm.models.checkpoint.huggingface import CONFIG, read_huggingface
 from onnxlm.models.checkpoint.matching import listed
+from onnxlm.models.checkpoint.own_module import ModuleSource, read_module
 from onnxlm.models.checkpoint.package import read_package
 from onnxlm.models.checkpoint.safetensors_file import has_weights
 
 ACCEPTED = (
     "a folder with config.json and safetensors, a GGUF file or a folder with one, "
-    "a full-precision package, or a Hub id (org/name)"
+    "a full-precision package, a Hub id (org/name), or a function that builds a model (file.py:function)"
 )
 
 
@@ -27,12 +28,16 @@ def read(source: str | Path) -> Checkpoint:
     """Read a checkpoint's config, tokenizer and tensor list, and check them; weights stay on disk.
 
     Args:
-        source: A Hugging Face folder, a GGUF file, a folder with one GGUF file, a package, or a Hub id.
+        source: A Hugging Face folder, a GGUF file, a folder with one GGUF file, a package, a Hub id, or
+            `file.py:function@weights.safetensors`, see `own_module`.
 
     Raises:
         CheckpointError: The source is none of these, or is incomplete or damaged.
         ConfigError: Its config lacks a field or asks for what is not supported.
     """
+    module = ModuleSource.parse(str(source))
+    if module is not None:
+        return read_module(module)
     path = Path(source)
     if path.is_dir():
         return _read_folder(path)

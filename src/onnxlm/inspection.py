@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onnxlm.errors import InputError
+from onnxlm.errors import ConfigError, InputError
 from onnxlm.external_data import tensor_bytes
 from onnxlm.io_spec import StateSpec
 from onnxlm.manifest import is_package
@@ -134,6 +134,9 @@ def inspect_package(package: Package, kv_lengths: Sequence[int] | None = None) -
     except ModuleNotFoundError:
         shapes, tied = {}, bool(raw.get("tie_word_embeddings"))
         notes = ("parameters are counted where the 'export' extra is installed",)
+    except ConfigError:  # a model of the user's own
+        shapes, tied = {}, bool(raw.get("tie_word_embeddings"))
+        notes = (f"'{manifest.architecture}' is no family: parameters are not counted",)
     return Inspection(
         source=str(package.path),
         kind="package",

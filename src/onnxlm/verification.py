@@ -92,6 +92,8 @@ def verify(
 
 def _named_source(path: str | Path, manifest: Manifest) -> str:
     source = manifest.source.get("path")
+    if manifest.source.get("kind") == "module":
+        return str(source)  # spelled as file.py:function@weights; its reader says what is missing
     if not isinstance(source, str) or not Path(source).exists():
         raise InputError(
             f"{path}: the model it was made from is not there",

@@ -17,8 +17,9 @@ from onnxlm.cli.terminal import progress_bars
 class Export:
     """Cast a trained model into an ONNX package.
 
-    SOURCE is a Hugging Face folder, a GGUF file, a Hub id (org/name) or a full-precision package. OUT is a
-    new folder, an empty one, or a package, which is replaced when the new one is whole.
+    SOURCE is a Hugging Face folder, a GGUF file, a Hub id (org/name), a full-precision package, or a function
+    in a Python file that builds a model of onnxlm's blocks (file.py:function). OUT is a new folder, an empty
+    one, or a package, which is replaced when the new one is whole.
     """
 
     source: Annotated[
@@ -40,6 +41,10 @@ class Export:
             help="ort: fused operators of ONNX Runtime; portable: standard ONNX operators only.",
         ),
     ] = "ort"
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Weights (safetensors) of a model from a Python file."),
+    ] = None
     requantize: Annotated[
         bool,
         typer.Option(
@@ -61,16 +66,18 @@ class Export:
     examples: ClassVar[tuple[str, ...]] = (
         "onnxlm export SmolLM2-135M-Instruct.Q4_1.gguf smollm2-int8 --precision int8",
         "onnxlm export ./my-llama my-llama-onnx --lowering portable",
+        "onnxlm export my_model.py:build my-model-onnx --weights my_model.safetensors",
     )
 
     def run(self) -> None:
         """Export, then say what was made."""
+        from onnxlm.models.checkpoint import spelled
         from onnxlm.workflow import make_package
 
         options = quantize_options(self.calibration, self.prefill_rows)
         with progress_bars() as progress:
             package = make_package(
-                self.source,
+                spelled(self.source, self.weights),
                 self.out,
                 precision=self.precision,
                 lowering=self.lowering,
