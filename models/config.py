@@ -199,6 +199,27 @@ class ConfigReader:
             )
         return tuple(value)
 
+    def raw(self, key: str) -> Any:
+        """The value of `key` as it stands, of a form that the family has to check; None where it is absent."""
+        self._read.add(key)
+        return self._raw.get(key)
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        """A dictionary; empty where the key is absent or null.
+
+        Raises:
+            ConfigError: The value is none.
+        """
+        self._read.add(key)
+        value = self._raw.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise ConfigError(
+                f"{self._source}: field '{self._shown(key)}' has a wrong type",
+                found=repr(value),
+                allowed="an object",
+            )
+        return dict(value or {})
+
     def unused(self, *keys: str) -> None:
         """Take note of keys that change no number of this family."""
         self._read.update(keys)
