@@ -44,8 +44,19 @@ class Stack:
     slots: int = 1
 
 
+@dataclass(frozen=True)
+class Either:
+    """A tensor whose parameter has its name from the kind of layer that the config asks for.
+
+    Attributes:
+        names: Templates; the first that the module has is filled.
+    """
+
+    names: tuple[str, ...]
+
+
 # None marks a tensor as known and not needed.
-Rule = str | Cut | Stack | None
+Rule = str | Cut | Stack | Either | None
 Rules = Mapping[str, Rule]
 
 
@@ -53,7 +64,7 @@ def targets(rule: Rule) -> tuple[str, ...]:
     """Templates of the parameters that a rule fills."""
     if rule is None:
         return ()
-    if isinstance(rule, Cut):
+    if isinstance(rule, (Cut, Either)):
         return rule.names
     return (rule.name,) if isinstance(rule, Stack) else (rule,)
 

@@ -15,7 +15,7 @@ from onnxlm.models.checkpoint.tensors import StoredTensor
 from onnxlm.models.config import ModelConfig
 from onnxlm.models.layers.decoder import DecoderLM
 from onnxlm.models.registry import Architecture
-from onnxlm.models.weight_rules import Cut, Rules, Stack, targets
+from onnxlm.models.weight_rules import Cut, Either, Rules, Stack, targets
 
 _LISTED = 8  # names printed of a longer list
 
@@ -141,8 +141,15 @@ def _placed(
     stacks: dict[str, dict[tuple[int, int], StoredTensor]] = {}
     slots: dict[str, int] = {}
     unexpected = []
+    own = config.num_hidden_layers
+    further = range(own, own + config.further_layers)
     for name, tensor in stored.items():
         rule, place = names.find(name) or (name, Place())
+        if place.layer and int(place.layer) in further:
+            continue
+        if isinstance(rule, Either):
+            there = (one for one in rule.names if place.fill(one) in parameters)
+            rule = next(there, rule.names[0])
         filled = [place.fill(target) for target in targets(rule)]
         if not set(filled) <= parameters:
             unexpected.append(tensor.name)

@@ -192,6 +192,8 @@ class DecoderLM(nn.Module):
         embedding_norm: Norm behind the embedding.
         projections: From the embedding's width to the layers' and back, where they differ (OPT).
         bias_table: Attention bias by distance [H, L], see `distance_bias`; a buffer, or shared by all layers.
+        bias_from_end: Distances are counted from position L - 1 instead of a query's own: the bias depends on
+            the key alone.
         scaling: Constants.
         switch_positions: (n, offset): rows longer than n take the rotary rows behind `offset` (LongRoPE).
         max_positions: Most positions of a row, where no table says so.
@@ -211,6 +213,7 @@ class DecoderLM(nn.Module):
         embedding_norm: nn.Module | None = None,
         projections: tuple[nn.Module, nn.Module] | None = None,
         bias_table: Tensor | None = None,
+        bias_from_end: bool = False,
         scaling: Scaling = Scaling(),
         switch_positions: tuple[int, int] | None = None,
         max_positions: int | None = None,
@@ -228,6 +231,7 @@ class DecoderLM(nn.Module):
         self.switch_positions = switch_positions
         self._max_positions = max_positions
         self.register_buffer("bias_table", bias_table, persistent=False)
+        self._bias_from_end = bias_from_end
         self._tables = tuple(rope or {})
         for name, (cos, sin) in (rope or {}).items():
             self.register_buffer(f"rope_{name}_cos", cos, persistent=False)
@@ -292,7 +296,9 @@ class DecoderLM(nn.Module):
         positions = positions[:, attention_mask.shape[1] - new_tokens :]
         bias = None
         if self.bias_table is not None:
-            bias = distance_bias(self.bias_table, attention_mask, positions)
+            last = self.bias_table.shape[1] - 1
+            origin = torch.full_like(positions, last) if self._bias_from_end else positions
+            bias = distance_bias(self.bias_table, attention_mask, origin)
         tables = {
             name: (self.get_buffer(f"rope_{name}_cos"), self.get_buffer(f"rope_{name}_sin"))
             for name in self._tables

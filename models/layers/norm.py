@@ -26,11 +26,22 @@ class LayerNorm(nn.Module):
     """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last axis.
 
     Source: Ba et al., "Layer Normalization" (2016), eq. 4.
+
+    Args:
+        size: Width of the last axis.
+        eps: Added to the variance.
+        bias: There is a bias.
+        weight: There is a trained weight; ones otherwise.
     """
 
-    def __init__(self, size: int, eps: float, bias: bool = True) -> None:
+    weight: Tensor
+
+    def __init__(self, size: int, eps: float, bias: bool = True, weight: bool = True) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
+        if weight:
+            self.weight = nn.Parameter(torch.ones(size))
+        else:  # a constant: real also in a module that is built on the meta device
+            self.register_buffer("weight", torch.ones(size, device="cpu"), persistent=False)
         self.bias = nn.Parameter(torch.zeros(size)) if bias else None
         self.eps = eps
 

@@ -1,7 +1,7 @@
-"""Models that transformers does not have, as formulas written from their papers: the oracles of these families.
+"""Models that transformers does not have, as formulas written from their papers: oracles of these families.
 
-`plain/<model_type>.py` exposes `MODEL`, a subclass of `PlainModel`; `hot_model` finds it by that name. None of
-the project's code takes part: weights are a dict, sums are in float64, there is no cache.
+`plain/<model_type>.py` exposes `MODEL`, a subclass of `PlainModel`; `hot_model` finds it by that name. None
+of the project's code takes part: weights are a dict, sums are in float64, there is no cache.
 """
 
 from __future__ import annotations

@@ -1,0 +1,122 @@
+"""BLOOM and every checkpoint of `model_type` "bloom" (BLOOMZ too).
+
+Source: BigScience, "BLOOM" (2022), section 3.2: positions by ALiBi, a norm behind the embedding, GELU.
+"""
+
+from __future__ import annotations
+
+from onnxlm.models.architectures._classic import (
+    ATTENTION_BUFFERS,
+    GPT2_KEYS,
+    ClassicConfig,
+    classic_fields,
+    layer_norm,
+    packed_by_group,
+    plain_mlp,
+)
+from onnxlm.models.architectures._common import NORMS, embedding_and_head
+from onnxlm.models.config import ConfigReader
+from onnxlm.models.layers.attention import Attention, AttentionOptions
+from onnxlm.models.layers.cached_attention import AttentionSpec
+from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
+from onnxlm.models.layers.distance_bias import alibi_table
+from onnxlm.models.registry import Architecture
+from onnxlm.models.weight_rules import Rule, Rules, under
+
+# `seq_length` is the length of training: ALiBi has no table that would end.
+_KEYS = {**GPT2_KEYS, "hidden_size": "n_embed", "max_position_embeddings": "seq_length"}
+# Of training, or other ways to the same numbers.
+_UNUSED = (
+    *("hidden_dropout", "attention_softmax_in_fp32", "bias_dropout_fusion", "offset_alibi"),
+    *("masked_softmax_fusion", "skip_bias_add", "skip_bias_add_qkv", "slow_but_exact"),
+    "unk_token_id",
+)
+
+
+def _parse_config(reader: ConfigReader) -> ClassicConfig:
+    reader.spelled(_KEYS)
+    reader.unused(*_UNUSED)
+    reader.only("apply_residual_connection_post_layernorm", False)
+    reader.only("hidden_act", "gelu_new")
+    fields = classic_fields(reader, act="gelu_new", tied=True)
+    reader.only("intermediate_size", 4 * fields["hidden_size"])
+    config = ClassicConfig(**fields)
+    reader.finish()
+    return config
+
+
+def _build(config: ClassicConfig) -> DecoderLM:
+    heads = config.num_attention_heads
+    spec = AttentionSpec(heads, heads, config.head_dim**-0.5)
+    options = AttentionOptions(qkv_bias=True, out_bias=True, rope=None)
+
+    def layer() -> DecoderLayer:
+        return DecoderLayer(
+            Attention(config.hidden_size, config.head_dim, spec, options),
+            plain_mlp(config),
+            layer_norm(config),
+            layer_norm(config),
+        )
+
+    embedding, head = embedding_and_head(config)
+    return DecoderLM(
+        embedding,
+        [layer() for _ in range(config.num_hidden_layers)],
+        layer_norm(config),
+        head,
+        embedding_norm=layer_norm(config),
+        bias_table=alibi_table(heads, config.max_position_embeddings),
+    )
+
+
+_MODULES = {
+    **NORMS,
+    "self_attention.dense": "self_attn.o_proj",
+    "mlp.dense_h_to_4h": "mlp.up_proj",
+    "mlp.dense_4h_to_h": "mlp.down_proj",
+}
+
+
+def _rules(prefix: str) -> Rules:
+    layer = f"{prefix}h.{{i}}"
+    outer: dict[str, Rule] = {
+        "word_embeddings.weight": "embed_tokens.weight",
+        "word_embeddings_layernorm.weight": "embed_norm.weight",
+        "word_embeddings_layernorm.bias": "embed_norm.bias",
+        "ln_f.weight": "norm.weight",
+        "ln_f.bias": "norm.bias",
+    }
+    return {
+        **{f"{prefix}{old}": new for old, new in outer.items()},
+        **under(layer, _MODULES),
+        **packed_by_group(f"{layer}.self_attention.query_key_value"),
+        **{f"{layer}.self_attention.{name}": None for name in ATTENTION_BUFFERS},
+    }
+
+
+ARCHITECTURE = Architecture(
+    parse_config=_parse_config,
+    build=_build,
+    # The published checkpoints were saved without the outer module.
+    rules={**_rules(""), **_rules("transformer."), "lm_head.weight": "lm_head.weight"},
+    tiny={
+        "model_type": "bloom",
+        "vocab_size": 96,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "hidden_size": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "seq_length": 128,
+        "layer_norm_epsilon": 1e-5,
+        "apply_residual_connection_post_layernorm": False,
+        "tie_word_embeddings": True,
+    },
+    variants={
+        "six heads, untied": {
+            "hidden_size": 96,  # slopes between the powers of two
+            "n_head": 6,
+            "tie_word_embeddings": False,
+        },
+    },
+)
