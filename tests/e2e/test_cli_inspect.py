@@ -100,6 +100,8 @@ def test_providers(cli: Cli) -> None:
         "available": True,
         "reason": None,
         "install": "pip install onnxruntime",
+        "precisions": ["fp32", "fp16", "int8", "int4"],
+        "lowerings": ["ort", "portable", "plain"],
     }
     here = onnxruntime.get_available_providers()
     for row in rows:
