@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from onnxlm.errors import InputError
 from onnxlm.runtime.chat_file import SavedChat, read_chat, write_chat
-from onnxlm.runtime.chat_template import ChatTemplate
 from onnxlm.runtime.engine import Batch
 from onnxlm.runtime.text_iterator import AsyncTextIterator, TextIterator
 
@@ -65,6 +64,9 @@ class Chat:
         share_prefix: bool = False,
         settings: ChatSettings | None = None,
     ) -> None:
+        # Jinja takes 25 ms to import, which most runs need not pay.
+        from onnxlm.runtime.chat_template import ChatTemplate
+
         template = ChatTemplate.from_folder(model.package.path)
         if template is None:
             raise InputError(

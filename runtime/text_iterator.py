@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterator
 from typing import TYPE_CHECKING
@@ -74,6 +73,8 @@ class AsyncTextIterator(AsyncIterable[str]):
             self._stream.cancel()
 
     async def _next(self) -> str | None:
+        import asyncio  # 20 ms that most runs do not need
+
         step = asyncio.ensure_future(asyncio.to_thread(next, self._stream, None))
         try:
             return await asyncio.shield(step)
