@@ -13,14 +13,11 @@ from support.plain import PlainModel, causal_softmax, layer_norm
 def turned(x: Tensor, theta: float) -> Tensor:
     """Su et al. (2021), eq. 34: row m of [S, D], pairs (2i, 2i + 1) turned by m / theta^(2i / D)."""
     rows, width = x.shape
-    result = torch.empty_like(x)
-    for m in range(rows):
-        for i in range(width // 2):
-            angle = m / theta ** (2 * i / width)
-            a, b = x[m, 2 * i], x[m, 2 * i + 1]
-            result[m, 2 * i] = a * math.cos(angle) - b * math.sin(angle)
-            result[m, 2 * i + 1] = a * math.sin(angle) + b * math.cos(angle)
-    return result
+    frequencies = theta ** (-torch.arange(0, width, 2, dtype=x.dtype) / width)
+    angles = torch.arange(rows, dtype=x.dtype)[:, None] * frequencies
+    a, b = x[:, 0::2], x[:, 1::2]
+    pairs = (a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos())
+    return torch.stack(pairs, dim=-1).flatten(1)
 
 
 class Palm(PlainModel):

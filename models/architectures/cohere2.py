@@ -1,0 +1,113 @@
+"""Command R7B and Command A: Command R whose layers turn within a window, and every fourth sees all unturned.
+
+Source: Cohere, "Command A: An Enterprise-Ready Large Language Model" (2025), section 2.1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onnxlm.models.architectures._common import LAYER, OUTER, gated_mlp, rotary_lm
+from onnxlm.models.architectures._windows import WindowedConfig, sliding_windows
+from onnxlm.models.config import ConfigReader
+from onnxlm.models.layers.attention import Attention, AttentionOptions
+from onnxlm.models.layers.cached_attention import AttentionSpec
+from onnxlm.models.layers.decoder import DecoderLM, ParallelLayer, Scaling
+from onnxlm.models.layers.norm import LayerNorm
+from onnxlm.models.registry import Architecture
+from onnxlm.models.weight_rules import under
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohere2Config(WindowedConfig):
+    """Cohere 2's numbers, by Hugging Face key name.
+
+    Attributes:
+        logit_scale: Factor of the logits.
+    """
+
+    logit_scale: float
+
+
+def _parse_config(reader: ConfigReader) -> Cohere2Config:
+    reader.unused("cache_implementation")  # how transformers' own generation keeps its cache
+    # Names of what is the only form there is; the first of the layers' order is a remark on `layer_types`.
+    reader.only("use_gated_activation", True)
+    reader.only("use_parallel_block", True)
+    reader.only("use_parallel_embedding", False)
+    reader.only("use_qk_norm", False)
+    reader.only("rotary_pct", 1.0)
+    reader.only("position_embedding_type", "rope_gptj")
+    reader.only("layer_switch", None, 4)
+    reader.only("order_of_interleaved_layers", None, "local_attn_first")
+    eps = reader.get("layer_norm_eps", float, 1e-5)
+    fields = reader.rotary_fields(
+        tied=True, eps=eps, biases=False, positions=8192, rope=reader.rope(longrope=True)
+    )
+    pattern = reader.positive("sliding_window_pattern", 4)
+    reader.unused("_sliding_window_pattern")
+    config = Cohere2Config(
+        **fields,
+        attention_bias=reader.get("attention_bias", bool, False),
+        logit_scale=reader.get("logit_scale", float, 0.0625),
+        sliding_windows=sliding_windows(
+            reader,
+            fields["num_hidden_layers"],
+            reader.optional("sliding_window", int, 4096),
+            lambda index: (index + 1) % pattern != 0,
+        ),
+    )
+    reader.finish()
+    return config
+
+
+def _build(config: Cohere2Config) -> DecoderLM:
+    def norm() -> LayerNorm:
+        return LayerNorm(config.hidden_size, config.rms_norm_eps, bias=False)
+
+    def layer(window: int) -> ParallelLayer:
+        spec = AttentionSpec(
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            scale=config.head_dim**-0.5,
+            sliding_window=window,
+            interleaved=True,
+        )
+        options = AttentionOptions(
+            qkv_bias=config.attention_bias,
+            out_bias=config.attention_bias,
+            rope="default" if window else None,
+        )
+        attention = Attention(config.hidden_size, config.head_dim, spec, options)
+        return ParallelLayer(attention, gated_mlp(config), norm())
+
+    layers = [layer(window) for window in config.sliding_windows]
+    return rotary_lm(config, layers, norm(), scaling=Scaling(logits=config.logit_scale))
+
+
+_NAMES = {name: new for name, new in LAYER.items() if name != "post_attention_layernorm"}
+
+ARCHITECTURE = Architecture(
+    parse_config=_parse_config,
+    build=_build,
+    rules={**OUTER, **under("model.layers.{i}", _NAMES)},
+    tiny={
+        "model_type": "cohere2",
+        "vocab_size": 96,
+        "hidden_size": 128,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "layer_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+        "logit_scale": 0.25,
+        "sliding_window": 6,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "eos_token_id": 0,
+    },
+)
