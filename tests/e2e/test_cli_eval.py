@@ -181,7 +181,7 @@ def test_a_right_package_agrees_to_the_end(
     head, text, against, _, header, *rows = ran.out.splitlines()
     assert head == f"{tiny_package}: fp32, on cpu"
     assert text.startswith("text: given text, ")
-    assert text.endswith(f" windows of {CONTEXT}, stride {CONTEXT // 2}")
+    assert text.endswith(f" of {CONTEXT} tokens, stride {CONTEXT // 2}")
     assert against == f"against: {tiny_source} (PyTorch, fp32)"
     assert header.split() == ["figure", "value"]
     figures = {row[: row.rindex("  ")].strip(): row.split()[-1] for row in rows}
@@ -249,15 +249,15 @@ def test_without_torch(tiny_package: Path, int4: Path, text_file: Path) -> None:
 @pytest.mark.real_model
 @pytest.mark.slow
 def test_the_real_model(smollm2: Path, tmp_path: Path) -> None:
-    """int8 is near the file that it was made from, and no nearer than 4-bit blocks were to begin with."""
+    """int8 is near the file that it was made from."""
     made = run_process("export", smollm2, tmp_path / "int8", "--precision", "int8")
     assert made.code == 0, made.err
-    options = ("--against", smollm2, "--tokens", "400", "--window", "256", "--stride", "128")
+    options = ("--against", smollm2, "--tokens", "300", "--window", "200", "--stride", "100")
     found = said(run_process("eval", tmp_path / "int8", *options, "--json"))
     quality = found["comparison"]["quality"]
-    assert (found["tokens"], quality["tokens"], quality["verdict"]) == (399, 399, "good")
+    assert (found["tokens"], quality["tokens"], quality["verdict"]) == (299, 299, "good")
     assert 0 < quality["kl"] < found["comparison"]["kl_p99"] < quality["kl_max"] < 1
     assert quality["kl"] < 0.02
     assert quality["top1"] > 0.93
     assert abs(quality["perplexity_change"]) < 0.03
-    assert found["comparison"]["greedy"]["mean"] > 10
+    assert found["comparison"]["greedy"]["mean"] > 5

@@ -88,8 +88,8 @@ class Eval:
 def _print(report: EvalReport) -> None:
     print(
         f"{report.package}: {report.precision}, on {report.provider}\n"
-        f"text: {report.text}, {report.tokens} tokens in {report.windows} windows "
-        f"of {report.window}, stride {report.stride}"
+        f"text: {report.text}, {report.tokens} tokens; "
+        f"windows: {report.windows} of {report.window} tokens, stride {report.stride}"
     )
     if report.comparison is not None:
         print(f"against: {report.comparison.against}")
@@ -98,13 +98,13 @@ def _print(report: EvalReport) -> None:
 
 
 def _rows(report: EvalReport) -> list[tuple[str, str]]:
-    rows = [("perplexity", f"{report.perplexity:.4g}"), ("nats a token", f"{report.loss:.4f}")]
+    rows = [("perplexity", f"{report.perplexity:#.4g}"), ("nats a token", f"{report.loss:.4f}")]
     if report.comparison is None:
         return rows
     found, greedy = report.comparison.quality, report.comparison.greedy
     return [
         *rows,
-        ("perplexity of the other", f"{found.perplexity_reference:.4g}"),
+        ("perplexity of the other", f"{found.perplexity_reference:#.4g}"),
         ("change of perplexity", f"{found.perplexity_change:+.2%}"),
         ("KL, mean", f"{found.kl:.4f}"),
         ("KL, 99th percentile", f"{report.comparison.kl_p99:.4f}"),
