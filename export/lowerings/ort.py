@@ -127,41 +127,49 @@ def _experts(
     x: Tensor,
     indices: Tensor,
     weights: Tensor,
+    logits: Tensor | None,
     gate_up: Tensor,
     gate_up_bias: Tensor | None,
     down: Tensor,
     down_bias: Tensor | None,
+    normalized: bool,
     alpha: float,
     shift: float,
     limit: float,
 ) -> Tensor:
-    """MoE, which routes by the softmax of logits: given logarithms of weights it uses weights / their sum.
+    """MoE, which routes by the softmax of the logits that it is given; one token runs only its own experts.
 
-    One token runs only its own experts.
+    With `normalize_routing_weights` the softmax goes over the k chosen, without over all: both of the ways in
+    which routing may come with logits. Where it has none, logarithms of weights give weights / their sum.
     """
-    top_k = indices.shape[-1]
-    shares = weights.flatten(0, 1).to(x.dtype)
-    logits = shares.new_full((shares.shape[0], gate_up.shape[0]), _NOT_CHOSEN)
-    logits = logits.scatter(1, indices.flatten(0, 1), shares.clamp(min=_LEAST_WEIGHT).log())
     attributes: dict[str, Any] = {
         "activation_type": "swiglu",
         "swiglu_fusion": 1,
-        "k": top_k,
-        "normalize_routing_weights": 1,
+        "k": indices.shape[-1],
+        "normalize_routing_weights": int(logits is None or normalized),
         "activation_alpha": alpha,
         "activation_beta": shift,
     }
     if limit:
         attributes["swiglu_limit"] = limit
+    routed = logits if logits is not None else _as_logits(indices, weights.to(x.dtype), gate_up)
     mixed: Tensor = torch.onnx.ops.symbolic(
         "com.microsoft::MoE",
-        [x, logits, gate_up, gate_up_bias, down, down_bias],
+        [x, routed.flatten(0, 1), gate_up, gate_up_bias, down, down_bias],
         attributes,
         dtype=x.dtype,
         shape=x.shape,
         version=1,
     )
+    if logits is not None or normalized:
+        return mixed
     return mixed * weights.sum(-1, keepdim=True).to(x.dtype)
+
+
+def _as_logits(indices: Tensor, weights: Tensor, matrices: Tensor) -> Tensor:
+    """[B, S, E]: logarithms of the weights where they are, and far below elsewhere."""
+    logits = weights.new_full((*weights.shape[:-1], matrices.shape[0]), _NOT_CHOSEN)
+    return logits.scatter(-1, indices, weights.clamp(min=_LEAST_WEIGHT).log())
 
 
 def _check_width(head_dim: int) -> None:

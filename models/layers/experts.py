@@ -26,6 +26,26 @@ class GateSpec:
     limit: float = 0.0
 
 
+@dataclass(frozen=True)
+class Routing:
+    """Which experts each token runs, and how much of each.
+
+    Attributes:
+        indices: int64 [B, S, k], all different.
+        weights: [B, S, k], 0 or more.
+        normalized: A token's weights sum to 1.
+        logits: [B, S, E] whose k largest are those of the experts, and whose softmax is the weights: over the
+            k where they are normalized, over all E where not. None where the choice is made in another way.
+        factor: Of the sum over a token's experts.
+    """
+
+    indices: Tensor
+    weights: Tensor
+    normalized: bool
+    logits: Tensor | None = None
+    factor: float = 1.0
+
+
 def gated(rows: Tensor, spec: GateSpec) -> Tensor:
     """[..., 2 N] of alternating gate and linear numbers -> [..., N]."""
     gate, up = rows[..., 0::2], rows[..., 1::2]
@@ -39,10 +59,12 @@ def experts_op(
     x: Tensor,
     indices: Tensor,
     weights: Tensor,
+    logits: Tensor | None,
     gate_up: Tensor,
     gate_up_bias: Tensor | None,
     down: Tensor,
     down_bias: Tensor | None,
+    normalized: bool,
     alpha: float,
     shift: float,
     limit: float,
@@ -79,18 +101,16 @@ def _reference(
 
 def experts(
     x: Tensor,
-    indices: Tensor,
-    weights: Tensor,
+    routing: Routing,
     matrices: tuple[Tensor, Tensor],
     biases: tuple[Tensor | None, Tensor | None],
     spec: GateSpec,
 ) -> Tensor:
-    """Sum over a token's experts of weight * expert(x).
+    """Factor * the sum over a token's experts of weight * expert(x).
 
     Args:
         x: [B, S, K].
-        indices: int64 [B, S, k], each token's experts, all different.
-        weights: [B, S, k], 0 or more.
+        routing: See `Routing`.
         matrices: Gate and up of every expert, rows alternating, [E, 2 N, K]; down, [E, K, N].
         biases: [E, 2 N] and [E, K], or None.
         spec: The activation.
@@ -98,18 +118,21 @@ def experts(
     Returns:
         [B, S, K].
     """
-    if not torch.compiler.is_exporting():
-        return _reference(x, indices, weights, matrices, biases, spec)
-    mixed: Tensor = experts_op(
-        x,
-        indices,
-        weights,
-        matrices[0],
-        biases[0],
-        matrices[1],
-        biases[1],
-        spec.alpha,
-        spec.shift,
-        spec.limit,
-    )
-    return mixed
+    if torch.compiler.is_exporting():
+        mixed: Tensor = experts_op(
+            x,
+            routing.indices,
+            routing.weights,
+            routing.logits,
+            matrices[0],
+            biases[0],
+            matrices[1],
+            biases[1],
+            routing.normalized,
+            spec.alpha,
+            spec.shift,
+            spec.limit,
+        )
+    else:
+        mixed = _reference(x, routing.indices, routing.weights, matrices, biases, spec)
+    return mixed if routing.factor == 1.0 else mixed * routing.factor

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxlm.models.layers.cached_attention import split_heads
-from onnxlm.models.layers.experts import GateSpec, experts
-
-Routing = tuple[Tensor, Tensor]
+from onnxlm.models.layers.experts import GateSpec, Routing, experts
 
 
 class SoftmaxRouter(nn.Module):
@@ -45,12 +43,12 @@ class SoftmaxRouter(nn.Module):
         self.factor = factor
 
     def forward(self, x: Tensor) -> Routing:
-        """[B, S, K] -> int64 experts [B, S, k] and their weights [B, S, k]."""
-        shares = torch.softmax(self.gate(x), dim=-1, dtype=torch.float32)
-        weights, chosen = shares.topk(self.top_k, dim=-1)
+        """Routing of [B, S, K]."""
+        logits = self.gate(x)
+        weights, chosen = torch.softmax(logits, dim=-1, dtype=torch.float32).topk(self.top_k)
         if self.normalize:
             weights = weights / weights.sum(-1, keepdim=True)
-        return chosen, weights if self.factor == 1.0 else weights * self.factor
+        return Routing(chosen, weights, self.normalize, logits, self.factor)
 
 
 class GroupRouter(nn.Module):
@@ -97,7 +95,7 @@ class GroupRouter(nn.Module):
         self.normalize, self.factor = normalize, factor
 
     def forward(self, x: Tensor) -> Routing:
-        """[B, S, K] -> int64 experts [B, S, k] and their weights [B, S, k]."""
+        """Routing of [B, S, K]."""
         logits = self.gate(x).float()
         scores = logits.sigmoid() if self.scores == "sigmoid" else logits.softmax(dim=-1)
         wanted = scores if self.correction_bias is None else scores + self.correction_bias
@@ -105,7 +103,7 @@ class GroupRouter(nn.Module):
         weights = scores.gather(-1, chosen)
         if self.normalize:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return chosen, weights * self.factor
+        return Routing(chosen, weights, self.normalize, factor=self.factor)
 
     def _within_groups(self, wanted: Tensor) -> Tensor:
         """Scores [..., E], those outside of the best groups out of reach."""
@@ -146,7 +144,7 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, routing: Routing) -> Tensor:
         """[B, S, K] -> [B, S, K]."""
         matrices, biases = (self.gate_up, self.down), (self.gate_up_bias, self.down_bias)
-        return experts(x, *routing, matrices, biases, self.spec)
+        return experts(x, routing, matrices, biases, self.spec)
 
 
 def _matrices(count: int, rows: int, columns: int) -> nn.Parameter:

@@ -1,0 +1,43 @@
+"""What families with mixtures of experts share: names of the experts' tensors, and which layers have them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from onnxlm.models.config import ConfigReader
+from onnxlm.models.weight_rules import Cut, Rules, Stack
+
+_GATE_UP, _DOWN = "layers.{i}.mlp.experts.gate_up", "layers.{i}.mlp.experts.down"
+# Keys of training, and of what a forward pass may return besides logits.
+UNUSED = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
+
+
+def alternating(stored: Tensor) -> Tensor:
+    """[E, 2 N, K] with the rows of gate in front of those of up -> the same rows, gate and up in turns."""
+    return stored.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+
+
+def expert_rules(
+    prefix: str, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+) -> Rules:
+    """Rules for experts that lie one by one in a checkpoint, or all in two tensors.
+
+    Args:
+        prefix: What stands in front of an expert's number, with "{i}".
+        names: What one expert's gate, up and down matrices are called.
+    """
+    gate, up, down = (f"{prefix}.{{e}}.{name}.weight" for name in names)
+    return {
+        f"{prefix}.gate_up_proj": Cut((_GATE_UP,), lambda stored, config: (alternating(stored),)),
+        f"{prefix}.down_proj": _DOWN,
+        gate: Stack(_GATE_UP, 0, 2),
+        up: Stack(_GATE_UP, 1, 2),
+        down: Stack(_DOWN),
+    }
+
+
+def sparse_layers(reader: ConfigReader, layers: int) -> tuple[bool, ...]:
+    """Whether each layer has experts, as Qwen's configs say it."""
+    step = reader.positive("decoder_sparse_step", 1)
+    dense = reader.items("mlp_only_layers", int) or ()
+    return tuple((index + 1) % step == 0 and index not in dense for index in range(layers))
