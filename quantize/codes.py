@@ -13,6 +13,7 @@ from onnxlm.errors import QuantizationError
 from onnxlm.graphs.linear import linears
 from onnxlm.progress import Progress
 from onnxlm.quantize.calibration import Statistics
+from onnxlm.quantize.experts import expert_codes, is_routing
 from onnxlm.quantize.observed import Observed
 from onnxlm.quantize.row import RowQuantized, quantize_rows
 from onnxlm.quantize.schemes import Scheme
@@ -52,11 +53,13 @@ class Codes:
     Attributes:
         tensors: By the name of the weight.
         rows: One scale per row for prefill, by the same names; empty where prefill has no weights of its own.
+        experts: Of a mixture's experts, [E * rows, columns], by the name of the weight.
         vectors: Parameters that smoothing has changed and that stay in full precision.
     """
 
     tensors: dict[str, QuantizedTensor] = field(default_factory=dict)
     rows: dict[str, RowQuantized] = field(default_factory=dict)
+    experts: dict[str, QuantizedTensor] = field(default_factory=dict)
     vectors: dict[str, Floats] = field(default_factory=dict)
 
 
@@ -92,7 +95,7 @@ def make_codes(
         prefill_rows: Whether to make the one-scale-per-row form too.
         progress: Told of the layers done.
     """
-    codes = Codes()
+    codes = Codes(experts=expert_codes(graph, scheme.expert_bits, scheme.expert_block))
     head = head_weight(graph)
     tables = {name_of(value) for node in embeddings(graph) for value in node.inputs[:1] if value}
 
@@ -109,6 +112,8 @@ def make_codes(
         progress("quantize", done, len(inputs))
         statistics = observed.take(item.name)
         for name in dict.fromkeys(linear.name for linear in item.linears):
+            if is_routing(name) and name not in given:
+                continue
             make(name, statistics)
             # Not the head, which runs for one token a row; and not what reads act(gate) * up, whose channels
             # differ so much that one scale for all costs more than the rest together.

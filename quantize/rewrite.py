@@ -8,6 +8,7 @@ from typing import Protocol
 import onnx_ir as ir
 
 from onnxlm.graphs.linear import Linear, linears
+from onnxlm.quantize.experts import rewrite_experts
 from onnxlm.quantize.fused import FusedOperators
 from onnxlm.quantize.graph_edit import GraphEdit
 from onnxlm.quantize.portable import PortableOperators
@@ -41,10 +42,17 @@ class Rewriter:
     Args:
         tensors: Codes by the name of the weight that they replace.
         lowering: "ort" or "portable", the operators that the graphs are made of.
+        experts: Codes of experts by the name of the weight.
     """
 
-    def __init__(self, tensors: Mapping[str, QuantizedTensor], lowering: str = "ort") -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, QuantizedTensor],
+        lowering: str = "ort",
+        experts: Mapping[str, QuantizedTensor] | None = None,
+    ) -> None:
         self._tensors = tensors
+        self._experts = experts or {}
         self._make = _OPERATORS[lowering]
         self._stored: dict[str, ir.TensorProtocol] = {}
 
@@ -55,7 +63,9 @@ class Rewriter:
             graph: The graph, changed in place; the weights stay, unread.
             rows: Weights that this graph reads with one scale per row instead, by the same names.
         """
-        operators = self._make(GraphEdit(graph, self._stored))
+        edit = GraphEdit(graph, self._stored)
+        operators = self._make(edit)
+        rewrite_experts(edit, graph, self._experts)
         tables = set()
         for gather in embeddings(graph):
             table = gather.inputs[0]

@@ -28,6 +28,8 @@ class Scheme:
         quantize_head: For the LM head and the embedding table, which share one tensor when tied.
         smoothing: Strength with which activation outliers move into weights; None for not at all.
         hessian: Whether `quantize_weight` wants second moments of the inputs, not only their ranges.
+        expert_bits: Width of the codes of a mixture's experts, which are rounded to the nearest.
+        expert_block: Most columns of an expert that share a scale.
         summary: What a reader of the manifest should know (bits, block sizes, ...).
     """
 
@@ -36,6 +38,8 @@ class Scheme:
     quantize_head: QuantizeWeight
     smoothing: float | None = None
     hessian: bool = False
+    expert_bits: int = 8
+    expert_block: int = 32
     summary: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -42,6 +42,8 @@ SCHEME = Scheme(
     quantize_head=_head,
     smoothing=0.4,
     hessian=True,
+    expert_bits=4,
+    expert_block=_FINE,
     summary={
         "bits": 4,
         "block_size": _FINE,

@@ -22,5 +22,7 @@ SCHEME = Scheme(
     quantize_weight=_nearest,
     quantize_head=_nearest,
     smoothing=0.6,
+    expert_bits=8,
+    expert_block=_BLOCK,
     summary={"bits": 8, "block_size": _BLOCK, "head_bits": 8},
 )
