@@ -4,6 +4,8 @@ PYTHON ?= python3
 # Asked for by its number: a range takes a CUDA build of several GB.
 TORCH ?= torch==2.13.0
 PYTEST_ARGS ?=
+# Processes that the tests are spread over.
+WORKERS ?= 2
 
 VENV := .venv
 ifeq ($(OS),Windows_NT)
@@ -52,7 +54,7 @@ bench: $(READY) $(MODEL)
 	$(BIN)/onnxlm bench $(DEMO) --prompt-tokens 128,1024 --new-tokens 128
 
 test: $(READY) $(MODEL)
-	$(PY) -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(PY) -m ruff format --check .

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from importlib.metadata import version
 from pathlib import Path
 
@@ -111,7 +111,7 @@ def _manifest(
         vocab_size=config.vocab_size,
         context_length=config.max_position_embeddings,
         source={"path": str(checkpoint.path), "kind": checkpoint.kind, **checkpoint.provenance},
-        parameters=_parameters(decode),
+        parameters=_parameters(decode, checkpoint.tensors.keys()),
     )
 
 
@@ -133,8 +133,8 @@ def _states(graph: ir.Graph, update: str) -> tuple[StateSpec, ...]:
     return tuple(states)
 
 
-def _parameters(graph: ir.Graph) -> dict[str, ParameterSpec]:
-    """Where each parameter of the eager model lies."""
+def _parameters(graph: ir.Graph, names: Set[str]) -> dict[str, ParameterSpec]:
+    """Where each parameter of the eager model lies, by its name."""
     transposed = {linear.name for linear in linears(graph) if linear.transposed}
     places: dict[str, ParameterSpec] = {}
     for name, value in graph.initializers.items():
@@ -142,6 +142,6 @@ def _parameters(graph: ir.Graph) -> dict[str, ParameterSpec]:
         if parts is not None:
             for parameter, start, end in json.loads(parts):
                 places[parameter] = ParameterSpec(name, (start, end))
-        elif name.endswith((".weight", ".bias")):
+        elif name in names:
             places[name] = ParameterSpec(name, transposed=name in transposed)
     return places

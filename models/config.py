@@ -200,7 +200,7 @@ class ConfigReader:
         return tuple(value)
 
     def raw(self, key: str) -> Any:
-        """The value of `key` as it stands, of a form that the family has to check; None where it is absent."""
+        """The value of `key` as it stands, whose form the family checks; None where it is absent."""
         self._read.add(key)
         return self._raw.get(key)
 

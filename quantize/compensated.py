@@ -10,6 +10,8 @@ Shapes: N rows and K columns of a weight.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -79,14 +81,14 @@ def _blocks_by_energy(energy: Float, block_size: int) -> list[NDArray[np.intp]]:
 def _factor(damped: NDArray[np.float64]) -> Float:
     """Upper Cholesky factor of the inverse: row j says how later columns make up for column j.
 
-    With M = R R^T, R upper triangular, the inverse is (R^-1)^T R^-1. R is the lower factor of M read backwards;
-    that and a triangular inverse take a quarter of what a general inverse and its factor take.
+    With M = R R^T, R upper triangular, the inverse is (R^-1)^T R^-1. R is the lower factor of M read
+    backwards; that and a triangular inverse take a quarter of what a general inverse and its factor take.
     """
-    upper = np.linalg.cholesky(damped[::-1, ::-1])[::-1, ::-1]
-    return _upper_inverse(upper).astype(np.float32)
+    lower = np.linalg.cholesky(damped[::-1, ::-1])
+    return _upper_inverse(lower[::-1, ::-1]).astype(np.float32)
 
 
-def _upper_inverse(upper: NDArray[np.float64]) -> NDArray[np.float64]:
+def _upper_inverse(upper: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
     """Inverse of an upper triangular matrix, by halves: the work is in products."""
     size = upper.shape[0]
     if size <= _SMALL:

@@ -6,18 +6,21 @@ Shapes: K beams, V tokens of the vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from onnxlm.runtime.logprobs import TokenLogprob, largest, token_logprob
+from onnxlm.runtime.logprobs import TokenLogprob
 from onnxlm.runtime.penalties import Logits
 from onnxlm.runtime.row_history import RowHistory
+from onnxlm.runtime.selection import largest
 
 # Stands for no score at all; finite, because sums and powers of it are compared.
 _NONE = -1e9
+
+# What is told of a token that a row goes on with.
+Tell = Callable[[int, int], TokenLogprob]
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,6 @@ class BeamSettings:
         ends: Ids that complete a sequence.
         length_penalty: Scores are sums of log-probabilities over length to this power.
         early_stopping: See `SamplingParams`.
-        logprobs: See `SamplingParams`.
     """
 
     beams: int
@@ -38,7 +40,6 @@ class BeamSettings:
     ends: Collection[int] = ()
     length_penalty: float = 1.0
     early_stopping: bool | str = False
-    logprobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -83,12 +84,12 @@ class BeamSearch:
         self.complete: list[Beam] = []
         self.done = False
 
-    def advance(self, ruled: Logits, own: NDArray[np.float64]) -> tuple[list[int], list[int]]:
+    def advance(self, ruled: Logits, tell: Tell | None = None) -> tuple[list[int], list[int]]:
         """Take the next tokens' log-probabilities and choose.
 
         Args:
-            ruled: float [K, V], by row, after rules.
-            own: float64 [K, V], by row, the model's own.
+            ruled: Log-probabilities after rules, float [K, V], by row.
+            tell: Gives what is told of a row's next token, where anything is.
 
         Returns:
             Of each of the K rows, the row that it goes on from, and the token it goes on with. The best
@@ -96,57 +97,42 @@ class BeamSearch:
         """
         settings = self._settings
         order = [beam.row for beam in self.running]
-        totals = ruled[order] + np.array([beam.score for beam in self.running])[:, None]
+        totals = (ruled[order] + np.array([beam.score for beam in self.running])[:, None]).ravel()
         # So many that K of them are not complete, whatever the others are.
-        count = max(2, 1 + len(settings.ends)) * settings.beams
-        best = largest(totals.ravel(), count)
-        parents, tokens = np.divmod(best, ruled.shape[1])
-        scores = totals.ravel()[best]
+        best = largest(totals, max(2, 1 + len(settings.ends)) * settings.beams)
+        pairs = [divmod(place, ruled.shape[1]) for place in best.tolist()]
         last = self._length + 1 >= settings.limit
-        ended = np.array([last or token in settings.ends for token in tokens.tolist()])
-        going_on = largest(scores + ended * _NONE, settings.beams)
+        ended = np.array([last or token in settings.ends for _, token in pairs])
+        going_on = totals[best] + ended * _NONE
         chosen = [
-            self._extended(
-                int(parents[i]), int(tokens[i]), float(scores[i] + ended[i] * _NONE), own
-            )
-            for i in going_on
+            self._extended(pairs[i], float(going_on[i]), tell)
+            for i in largest(going_on, settings.beams)
         ]
         self._length += 1
-        self._collect(parents, tokens, scores, ended, own)
+        if self._promising and not self._closed:
+            # Of the K best continuations only: the others are there to go on.
+            share = float(self._length) ** settings.length_penalty
+            self.complete += [
+                self._extended(pairs[i], float(totals[best[i]]) / share, tell)
+                for i in np.flatnonzero(ended[: settings.beams])
+            ]
+            self.complete.sort(key=lambda beam: -beam.score)
+            del self.complete[settings.beams :]
         sources = self._place(chosen)
         self._check_end(bool(ended.all()))
         by_row = sorted(self.running, key=lambda beam: beam.row)
         return sources, [beam.token_ids[-1] for beam in by_row]
 
-    def _extended(self, parent: int, token_id: int, score: float, own: NDArray[np.float64]) -> Beam:
-        old, count = self.running[parent], self._settings.logprobs
-        told = () if count is None else (token_logprob(own[old.row], token_id, count),)
+    def _extended(self, pair: tuple[int, int], score: float, tell: Tell | None) -> Beam:
+        parent, token_id = pair
+        old = self.running[parent]
         return Beam(
             score,
             old.row,
             (*old.token_ids, token_id),
             None if old.history is None else old.history.extended(token_id),
-            (*old.logprobs, *told),
+            old.logprobs if tell is None else (*old.logprobs, tell(old.row, token_id)),
         )
-
-    def _collect(
-        self,
-        parents: NDArray[np.int64],
-        tokens: NDArray[np.int64],
-        scores: NDArray[np.float64],
-        ended: NDArray[np.bool_],
-        own: NDArray[np.float64],
-    ) -> None:
-        """Keep what was completed by one of the K best continuations, if it is among the K best sequences."""
-        beams = self._settings.beams
-        if not self._promising or (self._settings.early_stopping is True and self._full):
-            return
-        share = float(self._length) ** self._settings.length_penalty
-        for i in np.flatnonzero(ended[:beams]):
-            score = float(scores[i]) / share
-            self.complete.append(self._extended(int(parents[i]), int(tokens[i]), score, own))
-        self.complete.sort(key=lambda beam: -beam.score)
-        del self.complete[beams:]
 
     def _place(self, chosen: Sequence[Beam]) -> list[int]:
         """Give each chosen beam a row: its parent's, where no better one has taken that."""
@@ -169,6 +155,11 @@ class BeamSearch:
     def _full(self) -> bool:
         return len(self.complete) >= self._settings.beams
 
+    @property
+    def _closed(self) -> bool:
+        """Whether no complete sequence is taken any more."""
+        return self._settings.early_stopping is True and self._full
+
     def _check_end(self, all_ended: bool) -> None:
         settings = self._settings
         # The longest that the best beam may become, or what it is; see transformers' pull request 20901.
@@ -177,5 +168,4 @@ class BeamSearch:
         possible = self.running[0].score / length**settings.length_penalty
         worst = self.complete[-1].score if self._full else _NONE
         self._promising = self._promising and possible > worst
-        full = settings.early_stopping is True and self._full
-        self.done = not self._promising or full or all_ended
+        self.done = not self._promising or self._closed or all_ended

@@ -10,14 +10,14 @@ from collections.abc import Generator, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxlm.runtime.beam import Beam, BeamSearch, BeamSettings
+from onnxlm.runtime.beam import Beam, BeamSearch, BeamSettings, Tell
 from onnxlm.runtime.candidates import Floats
 from onnxlm.runtime.engine import PromptCancelledError
 from onnxlm.runtime.generate import Timings
 from onnxlm.runtime.generation import Generation
 from onnxlm.runtime.generation_fields import refused
 from onnxlm.runtime.logits_rules import LogitsRules, apply_rules
-from onnxlm.runtime.logprobs import log_softmax
+from onnxlm.runtime.logprobs import log_normalizers, token_logprob
 from onnxlm.runtime.penalties import Logits
 from onnxlm.runtime.row_history import RowHistory
 from onnxlm.runtime.run import Prompts
@@ -64,7 +64,6 @@ class BeamRun:
             ends=ends,
             length_penalty=params.length_penalty,
             early_stopping=params.early_stopping,
-            logprobs=params.logprobs,
         )
         ruled = not self._rules[prompt].idle
         history = RowHistory(self._prompts.whole(prompt)) if ruled else None
@@ -117,17 +116,27 @@ class BeamRun:
             if search.done:
                 continue
             rows = slice(i * self._beams, (i + 1) * self._beams)
-            check_logits(logits[rows])
-            own = log_softmax(logits[rows])
-            ruled: Logits = own
+            own = logits[rows]
+            check_logits(own)
+            normalizers = log_normalizers(own)
+            ruled: Logits = own - normalizers[:, None]
             histories = [beam.history for beam in sorted(search.running, key=lambda b: b.row)]
             known = [history for history in histories if history is not None]
             if known:
-                ruled = apply_rules(own, [self._rules[i]] * self._beams, known)
-            chosen_sources, chosen = search.advance(ruled, own)
+                ruled = apply_rules(ruled, [self._rules[i]] * self._beams, known)
+            tell = self._tell(i, own, normalizers)
+            chosen_sources, chosen = search.advance(ruled, tell)
             sources[rows] = rows.start + np.array(chosen_sources)
             tokens[rows] = chosen
         return sources, tokens
+
+    def _tell(self, prompt: int, own: Floats, normalizers: NDArray[np.float64]) -> Tell | None:
+        count = self._prompts.params[prompt].logprobs
+        if count is None:
+            return None
+        return lambda row, token_id: token_logprob(
+            own[row], float(normalizers[row]), token_id, count
+        )
 
     def result(self, prompt: int) -> Generation:
         """What a prompt has come to: its best complete sequences once it has ended, the best beam before."""

@@ -86,8 +86,8 @@ class Row:
         failure: Why it was not run, or not to the end.
         speed: The figures.
         rounds: Those of each round.
-        prefill_of_roofline: The least time of the prefill's weights and products at the machine's rates, by
-            the median time that it took.
+        prefill_of_roofline: The least time of the prefill's weights and products at the machine's best rates,
+            by the median time that it took.
         decode_of_roofline: The same of a decode step, its cache included.
     """
 

@@ -240,7 +240,7 @@ def _curve(track: Track, entry: Entry, interrupted: bool) -> Curve:
 def _shares(
     track: Track, entry: Entry, rates: Sequence[Rates]
 ) -> tuple[float | None, float | None]:
-    """Shares of the roofline that prefill and a decode step reach, by medians over the same rounds."""
+    """Shares of the roofline that prefill and a decode step reach: medians by the rounds' best rates."""
     known = [rate for rate in rates if rate.threads == entry.label.threads]
     bounded = entry.loaded is not None and entry.loaded.runs_on == _BOUNDED
     if not (known and track.samples and bounded and entry.work):
@@ -248,9 +248,9 @@ def _shares(
     rate = known[0]
     # Kernels of quantized weights multiply bytes; the others multiply floats.
     integer = entry.label.precision.startswith("int")
-    flops_per_s = (rate.int8_ops_per_s if integer else rate.fp32_flops_per_s).median
+    flops_per_s = (rate.int8_ops_per_s if integer else rate.fp32_flops_per_s).high
     prefill, step = (
-        work.least_s(rate.read_bytes_per_s.median, flops_per_s) for work in entry.work(track.case)
+        work.least_s(rate.read_bytes_per_s.high, flops_per_s) for work in entry.work(track.case)
     )
     steps = [median(sample.step_s) for sample in track.samples if sample.step_s]
     share = prefill / median(sample.prefill_s for sample in track.samples)

@@ -153,7 +153,8 @@ def remarks(report: Report) -> list[str]:
     """Why rows have no figures, or of fewer rounds, a line each."""
     lines = []
     for row in report.results:
-        who = f"{describe(report, row)}: {row.failure}"
+        what = "" if isinstance(row, Row) else ", by context length"
+        who = f"{describe(report, row)}{what}: {row.failure}"
         if not row.repeats:
             lines.append(f"not run: {who}")
         elif row.failure is not None:
@@ -181,10 +182,9 @@ def describe(report: Report, row: Row | Curve) -> str:
     """A row in words: package on cpu, prompt 128."""
     who = report.who(row)
     words = [f"{who.label.model} on {who.label.provider}"]
-    for title, cell in _varying(report, report.rows):
+    alike: Sequence[Row | Curve] = report.rows if isinstance(row, Row) else report.curves
+    for title, cell in _varying(report, alike):
         words.append(f"{title} {cell(who, row.case)}")
-    if row.case.context_lengths:
-        words.append("by context length")
     return ", ".join(words)
 
 

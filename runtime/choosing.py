@@ -9,10 +9,14 @@ from numpy.typing import NDArray
 
 from onnxlm.runtime.candidates import Floats
 from onnxlm.runtime.logits_rules import LogitsRules, apply_rules
-from onnxlm.runtime.logprobs import TokenLogprob, log_softmax, token_logprob
+from onnxlm.runtime.logprobs import TokenLogprob, log_normalizers, token_logprob
+from onnxlm.runtime.randomness import uniforms
 from onnxlm.runtime.row_history import RowHistory
 from onnxlm.runtime.sampling import DrawSettings, check_logits, sample
 from onnxlm.runtime.sampling_params import SamplingParams
+
+# Steps whose random numbers are made at once.
+_STEPS = 64
 
 
 class TokenChooser:
@@ -41,17 +45,17 @@ class TokenChooser:
     ) -> None:
         self._params = params
         self._draws = DrawSettings.of(params)
+        self._drawing = not self._draws.greedy.all()
         self._rules = [
             LogitsRules(one, end, vocab_size) for one, end in zip(params, ends, strict=True)
         ]
         self._told = [one.logprobs for one in params]
         ruled = not all(rules.idle for rules in self._rules)
-        self.needs_logits = (
-            ruled or not self._draws.greedy or any(count is not None for count in self._told)
-        )
+        self.needs_logits = ruled or self._drawing or any(count is not None for count in self._told)
         # Nobody looks at what rows hold where no rule does.
         self._histories = [RowHistory(prompt) for prompt in prompts] if ruled else None
-        self._steps = np.zeros(len(params), dtype=np.int64)
+        self._step = 0
+        self._uniforms = np.zeros((len(params), 0))
         self.logprobs: list[list[TokenLogprob]] = [[] for _ in params]
 
     @classmethod
@@ -81,7 +85,7 @@ class TokenChooser:
             histories = [self._histories[row] for row in rows]
             ruled = apply_rules(own, [self._rules[row] for row in rows], histories)
         settings = self._draws if everyone else self._draws.rows(rows)
-        chosen = sample(ruled, settings, self._steps[rows])
+        chosen = sample(ruled, settings, self._numbers()[rows])
         self._record(rows, chosen, own)
         if everyone:
             return chosen
@@ -89,12 +93,23 @@ class TokenChooser:
         tokens[rows] = chosen
         return tokens
 
+    def _numbers(self) -> NDArray[np.float64]:
+        """The random numbers of this step, float64 [rows]."""
+        if not self._drawing:
+            return np.zeros(len(self._params))
+        inside = self._step % _STEPS
+        if inside == 0:  # many at once cost hardly more than one
+            steps = np.arange(self._step, self._step + _STEPS)
+            self._uniforms = uniforms(self._draws.seeds[:, None], steps)
+        self._step += 1
+        return self._uniforms[:, inside]
+
     def _record(self, rows: NDArray[np.int64], chosen: NDArray[np.int64], logits: Floats) -> None:
-        self._steps[rows] += 1
         for place, row in enumerate(rows.tolist()):
             token_id, count = int(chosen[place]), self._told[row]
             if self._histories is not None:
                 self._histories[row].append(token_id)
             if count is not None:
-                told = token_logprob(log_softmax(logits[place]), token_id, count)
+                (normalizer,) = log_normalizers(logits[place : place + 1])
+                told = token_logprob(logits[place], float(normalizer), token_id, count)
                 self.logprobs[row].append(told)

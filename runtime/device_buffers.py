@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import base64
 import functools
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 from onnxlm.runtime.providers import DeviceRequest, find_provider
+from onnxlm.runtime.session import memory_error, run_bound
 
 Device = tuple[str, int]
 
@@ -34,6 +36,20 @@ _DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
 def on_host(device: Device) -> bool:
     """Whether buffers there are the processor's own memory."""
     return device[0] == "cpu"
+
+
+def placed(array: NDArray[Any], device: Device) -> ort.OrtValue:
+    """An array as a value: itself on the host, a copy on a device.
+
+    Raises:
+        ProviderError: The device has no room for it.
+    """
+    if on_host(device):
+        return ort.OrtValue.ortvalue_from_numpy(array)
+    try:
+        return ort.OrtValue.ortvalue_from_numpy(array, *device)
+    except Exception as error:  # onnxruntime raises its own classes
+        raise memory_error(find_provider(device[0]).ort_name, error) from error
 
 
 def resized(buffer: ort.OrtValue, axis: int, kept: int, size: int, device: Device) -> ort.OrtValue:
@@ -57,8 +73,7 @@ def resized(buffer: ort.OrtValue, axis: int, kept: int, size: int, device: Devic
         new[first] = held[first]
         return ort.OrtValue.ortvalue_from_numpy(new)
     if not kept:
-        zeros = np.zeros(shape, dtype=_DTYPES[buffer.data_type()])
-        return ort.OrtValue.ortvalue_from_numpy(zeros, *device)
+        return placed(np.zeros(shape, dtype=_DTYPES[buffer.data_type()]), device)
     rows = np.arange(shape[0])
     # Twice, as a pad cuts off or adds: what follows the kept entries is dropped, then zeros come.
     if kept != buffer.shape()[axis]:
@@ -82,7 +97,7 @@ def _moved(
     binding.bind_cpu_input("r", np.ascontiguousarray(rows, dtype=np.int64))
     binding.bind_cpu_input("p", pads.ravel())
     binding.bind_output("y", *device)
-    session.run_with_iobinding(binding)
+    run_bound(session, binding)
     return binding.get_outputs()[0]
 
 

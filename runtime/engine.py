@@ -19,7 +19,7 @@ from onnxlm import io_spec
 from onnxlm.errors import InputError
 from onnxlm.io_spec import StateSpec
 from onnxlm.progress import Progress, silent
-from onnxlm.runtime.device_buffers import Device, on_host
+from onnxlm.runtime.device_buffers import Device, on_host, placed
 from onnxlm.runtime.graph_capture import Captures
 from onnxlm.runtime.kv_cache import Flags, Ids, bind_rows, new_cache
 from onnxlm.runtime.row_places import RowPlaces
@@ -90,7 +90,7 @@ class Batch:
         )
         self._places = RowPlaces(rows)
         # [B, 1] by place, what the next decode step reads; a greedy step overwrites it.
-        self._tokens = _buffer(np.zeros((rows, 1), dtype=np.int64), sessions.device)
+        self._tokens = placed(np.zeros((rows, 1), dtype=np.int64), sessions.device)
         self._logits: ort.OrtValue | None = None
         # Of decode steps, by what they put out and how many rows they run, and their masks; they hold on to
         # the cache's buffers.
@@ -187,7 +187,7 @@ class Batch:
         binding.bind_cpu_input(io_spec.ATTENTION_MASK, mask)
         if keep is not None:
             # An input with a default is not among those that `bind_cpu_input` knows.
-            kept = _buffer(np.array(keep, dtype=np.int64), _CPU)
+            kept = placed(np.array(keep, dtype=np.int64), _CPU)
             binding.bind_ortvalue_input(io_spec.LOGITS_TO_KEEP, kept)
         binding.bind_output(output, *_CPU)
         self.cache.bind(binding)
@@ -251,7 +251,7 @@ class Batch:
         if held is not None and tuple(held.shape()) == mask.shape and key in self._bindings:
             held.update_inplace(mask)
             return
-        self._masks[key] = _buffer(mask, self._sessions.device)
+        self._masks[key] = placed(mask, self._sessions.device)
         binding.bind_ortvalue_input(io_spec.ATTENTION_MASK, self._masks[key])
 
     def _forget_bindings(self) -> None:
@@ -318,7 +318,7 @@ class Batch:
             self._logits = None
             self.rows = rows.size
             tokens = np.zeros((self.rows, 1), dtype=np.int64)
-            self._tokens = _buffer(tokens, self._sessions.device)
+            self._tokens = placed(tokens, self._sessions.device)
         self.cache.reorder(self._places.places[rows])
         self._places = RowPlaces(self.rows)
 
@@ -390,7 +390,7 @@ class Batch:
                 shape = (self.rows, 1, self._sessions.vocab_size)
                 # A replayed step copies nothing: its logits stay where it computes them until they are read.
                 device = self._sessions.device if self._sessions.graph_capture else _CPU
-                self._logits = _buffer(np.zeros(shape, dtype=np.float32), device)
+                self._logits = placed(np.zeros(shape, dtype=np.float32), device)
             put_out = self._logits
         running = self.cache.running
         bind_rows(binding.bind_ortvalue_input, io_spec.INPUT_IDS, self._tokens, running)
@@ -402,7 +402,3 @@ class Batch:
 def _columns_of(rows: int) -> int:
     """Columns of one prefill call."""
     return min(PREFILL_CHUNK, max(_CALL_TOKENS // rows, _FEWEST_COLUMNS))
-
-
-def _buffer(array: NDArray[Any], device: Device) -> ort.OrtValue:
-    return ort.OrtValue.ortvalue_from_numpy(array, *device)

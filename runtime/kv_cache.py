@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from onnxlm import io_spec
 from onnxlm.io_spec import StateSpec
 from onnxlm.runtime.cache_rows import reordered
-from onnxlm.runtime.device_buffers import Device, on_host, resized
+from onnxlm.runtime.device_buffers import Device, on_host, placed, resized
 from onnxlm.runtime.memory_budget import affordable
 
 Ids = NDArray[np.int64]
@@ -409,9 +409,7 @@ def bytes_at(states: Sequence[StateSpec], batch_size: int, columns: int) -> int:
 
 def _empty(states: Sequence[StateSpec], rows: int, device: Device) -> dict[str, ort.OrtValue]:
     return {
-        state.past: ort.OrtValue.ortvalue_from_numpy(
-            np.zeros(_shape(state, rows, 0), dtype=state.dtype), *device
-        )
+        state.past: placed(np.zeros(_shape(state, rows, 0), dtype=state.dtype), device)
         for state in states
     }
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from onnxlm.runtime.selection import largest
 
 
 @dataclass(frozen=True)
@@ -24,34 +25,28 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-def log_softmax(logits: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
-    """Natural logarithms of the probabilities, float64 [..., vocab_size]."""
-    below = logits.astype(np.float64)
-    below -= below.max(axis=-1, keepdims=True)
-    below -= np.log(np.exp(below).sum(axis=-1, keepdims=True))
-    return below
+def log_normalizers(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    """What is taken from the logits of each row to make them log-probabilities, float64 [rows]."""
+    peaks = logits.max(axis=1)
+    with np.errstate(over="ignore"):  # far below the largest becomes -inf, which is right
+        below = logits - peaks[:, None]
+    sums = np.exp(below, out=below).sum(axis=1, dtype=np.float64)
+    normalizers: NDArray[np.float64] = peaks + np.log(sums)
+    return normalizers
 
 
-def token_logprob(logprobs: NDArray[np.float64], token_id: int, count: int) -> TokenLogprob:
+def token_logprob(
+    logits: NDArray[np.float32], normalizer: float, token_id: int, count: int
+) -> TokenLogprob:
     """What is told of one chosen token.
 
     Args:
-        logprobs: float64 [vocab_size].
+        logits: float32 [vocab_size].
+        normalizer: Of the same row.
         token_id: The token.
         count: How many of the likeliest are told of.
     """
-    top = tuple((int(best), float(logprobs[best])) for best in largest(logprobs, count))
-    return TokenLogprob(token_id, float(logprobs[token_id]), top)
-
-
-def largest(values: NDArray[np.floating[Any]], count: int) -> NDArray[np.int64]:
-    """Where the largest of [n] are, largest first; of equal ones the first come first."""
-    count = min(count, values.size)
-    if count == 0:
-        return np.zeros(0, dtype=np.int64)
-    least = np.partition(values, values.size - count)[values.size - count]
-    above, level = np.flatnonzero(values > least), np.flatnonzero(values == least)
-    chosen = np.concatenate((above, level[: count - above.size]))
-    chosen.sort()
-    order: NDArray[np.int64] = chosen[np.argsort(-values[chosen], kind="stable")]
-    return order
+    chosen, *top = (
+        (int(i), float(logits[i]) - normalizer) for i in (token_id, *largest(logits, count))
+    )
+    return TokenLogprob(*chosen, tuple(top))

@@ -13,8 +13,12 @@ _PROC = Path("/proc")
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-def read_bytes(text: str | int | None) -> int | None:
+def read_bytes(text: str | int | None, name: str = "kv_budget") -> int | None:
     """A number of bytes: a plain number, or one with a unit (512MB, 1.5 GiB); None stays None.
+
+    Args:
+        text: The number.
+        name: What it is of, for the message.
 
     Raises:
         InputError: It is none, or not above 0.
@@ -25,7 +29,7 @@ def read_bytes(text: str | int | None) -> int | None:
     count = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
     if count <= 0:
         raise InputError(
-            "kv_budget",
+            name,
             found=repr(text),
             allowed='a number of bytes above 0, with a unit or without: 512MB, "1.5 GiB"',
         )

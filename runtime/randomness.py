@@ -17,14 +17,14 @@ def uniforms(seeds: NDArray[np.uint64], steps: ArrayLike) -> NDArray[np.float64]
     """Numbers in [0, 1) that depend on a row's seed and step alone, whatever was drawn before.
 
     Args:
-        seeds: uint64 [rows].
-        steps: Tokens each row has drawn so far, [rows] or one number for all.
+        seeds: uint64 [rows], or [rows, 1] for many steps.
+        steps: Tokens each row has drawn so far: [rows], one number for all, or many [steps].
 
     Returns:
-        float64 [rows], of 53 random bits.
+        float64 [rows] or [rows, steps], of 53 random bits.
     """
-    counter = np.broadcast_to(np.asarray(steps, dtype=np.uint64), seeds.shape)
-    zero = np.zeros_like(seeds)
+    seeds, counter = np.broadcast_arrays(seeds, np.asarray(steps, dtype=np.uint64))
+    zero = np.zeros_like(counter)
     words = philox4x32((*_halves(counter), zero, zero), _halves(seeds))
     bits = (words[0] >> np.uint64(5) << np.uint64(26)) | (words[1] >> np.uint64(6))
     return bits.astype(np.float64) / 2.0**53

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
-_Array = TypeVar("_Array", bound=NDArray[Any])
+_Scalar = TypeVar("_Scalar", bound=np.generic)
 
 
 class RowPlaces:
@@ -57,9 +57,9 @@ class RowPlaces:
         """What is listed by row [B], by place."""
         return values if self._in_order else [values[row] for row in self.rows.tolist()]
 
-    def by_row(self, values: _Array) -> _Array:
+    def by_row(self, values: NDArray[_Scalar]) -> NDArray[_Scalar]:
         """What lies by place [B, ...], by row; the same array where no row has moved."""
         if self._in_order:
             return values
-        moved: _Array = values[self.places]
+        moved: NDArray[_Scalar] = values[self.places]
         return moved

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from onnxlm.errors import InputError
 from onnxlm.runtime.candidates import Candidates, Floats, draw
-from onnxlm.runtime.randomness import fresh_seed, uniforms
+from onnxlm.runtime.randomness import fresh_seed
 from onnxlm.runtime.sampling_params import SamplingParams
 from onnxlm.runtime.truncation import (
     keep_min_p,
@@ -20,90 +21,70 @@ from onnxlm.runtime.truncation import (
     scale_temperature,
 )
 
+Filter = Callable[[Candidates, ArrayLike], Candidates]
+
 
 @dataclass(frozen=True)
 class DrawSettings:
-    """What rows are drawn by, one number a row in each array [rows].
+    """What rows are drawn by.
 
     Attributes:
-        top_k: int64; 1 for a greedy row, whose only candidate is then its arg-max.
-        temperature: float64.
-        top_p: float64.
-        min_p: float64.
-        typical_p: float64.
-        seeds: uint64.
-        greedy: Whether all rows are.
+        filters: What narrows the candidates, in order, with a setting of each row, [rows]; only those that
+            change anything. No temperature changes which tokens are the k largest: the other rules have less
+            to do when those are chosen first. A greedy row has a top_k of 1, and so its arg-max for only
+            candidate.
+        seeds: uint64 [rows].
+        greedy: bool [rows].
     """
 
-    top_k: NDArray[np.int64]
-    temperature: NDArray[np.float64]
-    top_p: NDArray[np.float64]
-    min_p: NDArray[np.float64]
-    typical_p: NDArray[np.float64]
+    filters: tuple[tuple[Filter, NDArray[Any]], ...]
     seeds: NDArray[np.uint64]
-    greedy: bool
+    greedy: NDArray[np.bool_]
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams]) -> DrawSettings:
         """Those of some rows; a row without a seed gets a fresh one."""
         seeds = [fresh_seed() if one.seed is None else one.seed for one in params]
-        return cls(
-            top_k=np.array([1 if one.greedy else one.top_k for one in params], dtype=np.int64),
-            temperature=np.array([1.0 if one.greedy else one.temperature for one in params]),
-            top_p=np.array([one.top_p for one in params]),
-            min_p=np.array([one.min_p for one in params]),
-            typical_p=np.array([one.typical_p for one in params]),
-            seeds=np.array(seeds, dtype=np.uint64),
-            greedy=all(one.greedy for one in params),
+        greedy = np.array([one.greedy for one in params], dtype=np.bool_)
+        top_k = np.where(greedy, 1, [one.top_k for one in params])
+        temperature = np.where(greedy, 1.0, [one.temperature for one in params])
+        filters: tuple[tuple[Filter, NDArray[Any], float], ...] = (
+            (keep_top_k, top_k, 0),
+            (scale_temperature, temperature, 1.0),
+            (keep_top_p, np.array([one.top_p for one in params]), 1.0),
+            (keep_min_p, np.array([one.min_p for one in params]), 0.0),
+            (keep_typical, np.array([one.typical_p for one in params]), 1.0),
         )
+        active = tuple((apply, values) for apply, values, idle in filters if (values != idle).any())
+        return cls(active, np.array(seeds, dtype=np.uint64), greedy)
 
     def rows(self, chosen: NDArray[np.int64]) -> DrawSettings:
         """Those of the rows at int64 [n]."""
-        top_k = self.top_k[chosen]
-        return DrawSettings(
-            top_k=top_k,
-            temperature=self.temperature[chosen],
-            top_p=self.top_p[chosen],
-            min_p=self.min_p[chosen],
-            typical_p=self.typical_p[chosen],
-            seeds=self.seeds[chosen],
-            greedy=bool((top_k == 1).all()),
-        )
+        filters = tuple((apply, values[chosen]) for apply, values in self.filters)
+        return DrawSettings(filters, self.seeds[chosen], self.greedy[chosen])
 
 
-def sample(logits: Floats, settings: DrawSettings, steps: ArrayLike) -> NDArray[np.int64]:
+def sample(
+    logits: Floats, settings: DrawSettings, uniform: NDArray[np.float64]
+) -> NDArray[np.int64]:
     """The next token of every row.
 
     Args:
         logits: float32 [rows, vocab_size], the largest of each row finite.
         settings: Of the same rows.
-        steps: Tokens each row has drawn so far, [rows] or one number for all.
+        uniform: float64 [rows] in [0, 1), from `uniforms` of the rows' seeds and steps.
 
     Returns:
-        int64 [rows]. A row's token depends on its own logits, settings and step alone.
+        int64 [rows]. A row's token depends on its own logits, settings and number alone.
     """
-    if settings.greedy:
+    if settings.greedy.all():
         return np.asarray(logits.argmax(axis=1), dtype=np.int64)
-    return draw(narrowed(Candidates(logits), settings), uniforms(settings.seeds, steps))
-
-
-Filter = Callable[[Candidates, ArrayLike], Candidates]
+    return draw(narrowed(Candidates(logits), settings), uniform)
 
 
 def narrowed(candidates: Candidates, settings: DrawSettings) -> Candidates:
-    """What may be drawn, by all rules in order.
-
-    No temperature changes which tokens are the k largest: the other rules have less to do when those are
-    chosen first.
-    """
-    steps: tuple[tuple[Filter, ArrayLike], ...] = (
-        (keep_top_k, settings.top_k),
-        (scale_temperature, settings.temperature),
-        (keep_top_p, settings.top_p),
-        (keep_min_p, settings.min_p),
-        (keep_typical, settings.typical_p),
-    )
-    for apply, values in steps:
+    """What may be drawn, by all rules in order."""
+    for apply, values in settings.filters:
         candidates = apply(candidates, values)
     return candidates
 

@@ -168,13 +168,14 @@ def _quiet(provider: Provider) -> Iterator[None]:
 
 def _load_error(path: Path, provider: Provider, error: Exception) -> PackageError | ProviderError:
     if _NO_MEMORY.search(str(error)) and provider.ort_name != _CPU:
-        return _memory_error(provider.ort_name, error)
+        return memory_error(provider.ort_name, error)
     return PackageError(
         f"{path}: onnxruntime cannot load it on {provider.ort_name}", found=str(error)
     )
 
 
-def _memory_error(ort_name: str, error: Exception) -> ProviderError:
+def memory_error(ort_name: str, error: Exception) -> ProviderError:
+    """What is said of a device without room."""
     return ProviderError(
         f"{ort_name} has too little memory for this",
         found=str(error),
@@ -195,7 +196,7 @@ def run_bound(
     except Exception as error:  # onnxruntime raises its own classes, one a status code
         ort_name = session.get_providers()[0]
         if _NO_MEMORY.search(str(error)):
-            raise _memory_error(ort_name, error) from error
+            raise memory_error(ort_name, error) from error
         raise ProviderError(
             f"{ort_name} could load the graph and fails to run it",
             found=str(error),

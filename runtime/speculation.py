@@ -137,7 +137,7 @@ class SpeculativeBatch:
         rows = np.flatnonzero(alive)
         for row in rows:
             self._rows[row].append(int(self._chosen[row]))
-            self._watch(row, int(self._chosen[row]))
+            self._watch(int(row), int(self._chosen[row]))
         ahead = self._ahead
         if ahead is not None and not ahead.advance(self._chosen, rows, self._policy):
             self.settle()

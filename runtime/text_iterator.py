@@ -81,7 +81,7 @@ class AsyncTextIterator(AsyncIterable[str]):
         except asyncio.CancelledError:
             # The thread cannot be left to itself: who cancels may use the cache next.
             self._stream.cancel()
-            await asyncio.wait([step])
+            await asyncio.gather(step, return_exceptions=True)
             raise
 
     def cancel(self) -> None:

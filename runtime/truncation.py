@@ -6,15 +6,16 @@ it.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from onnxlm.runtime.candidates import Candidates, Floats, weights
+from onnxlm.runtime.selection import least_keys_with_mass, top_columns
 
 # The least number that float32 divides by without losing precision.
 _LEAST_TEMPERATURE = float(np.finfo(np.float32).tiny)
-# Groups whose maxima bound the k-th largest value: one pass of maxima spares a partition of the vocabulary.
-_GROUP = 64
 # Above this width a nucleus is found by selection, below it by sorting all rows at once.
 _SORTED_WIDTH = 2048
 
@@ -30,22 +31,12 @@ def scale_temperature(candidates: Candidates, temperature: ArrayLike) -> Candida
 
 def keep_top_k(candidates: Candidates, k: ArrayLike) -> Candidates:
     """The k largest logits of each row; 0 keeps all."""
-    logits = candidates.logits
-    rows, width = logits.shape
-    wanted = np.broadcast_to(np.asarray(k, dtype=np.int64), rows)
-    narrowed = (wanted > 0) & (wanted < width)
-    if not narrowed.any():
+    rows, width = candidates.logits.shape
+    wanted = [count or width for count in np.broadcast_to(np.asarray(k), rows).tolist()]
+    if min(wanted) >= width:
         return candidates
-    least = np.full(rows, -np.inf, dtype=np.float32)
-    for count in np.unique(wanted[narrowed]):
-        alike = np.flatnonzero(narrowed & (wanted == count))
-        least[alike] = _kth_largest(logits if alike.size == rows else logits[alike], int(count))
-    kept = logits >= least[:, None]
-    counts = np.count_nonzero(kept, axis=1)
-    for row in np.flatnonzero(narrowed & (counts > wanted)):
-        ties = np.flatnonzero(logits[row] == least[row])
-        kept[row, ties[ties.size - (counts[row] - wanted[row]) :]] = False
-    return candidates.keep(kept)
+    pairs = zip(candidates.logits, wanted, strict=True)
+    return candidates.take([top_columns(row, count) for row, count in pairs])
 
 
 def keep_top_p(candidates: Candidates, p: ArrayLike) -> Candidates:
@@ -99,31 +90,15 @@ def _typical(logits: Floats, share: float) -> NDArray[np.bool_]:
     possible = np.flatnonzero(weight)
     weight = weight[possible]
     below = logits[possible].astype(np.float64) - float(logits.max())
-    total = weight.sum()
-    # -log p is log(total) - log(weight); the mean of log(weight) is all that differs from token to token.
+    total = float(weight.sum(dtype=np.float64))
+    # -log p differs from token to token by the logits alone, so they are what the mean is taken of.
     # A running sum: it does not depend on what impossible tokens lie between.
     expected = (weight * below).cumsum()[-1] / total
     distance = np.abs(below - expected)
-    order = np.argsort(distance, kind="stable")
-    reached = weight[order].cumsum() < share * total
-    last = min(int(np.count_nonzero(reached)), order.size - 1)
+    last, _ = least_keys_with_mass(distance, weight, max(share * total, 1.0))
     kept = np.zeros(logits.shape, dtype=np.bool_)
-    kept[possible[distance <= distance[order[last]]]] = True
+    kept[possible[distance <= last]] = True
     return kept
-
-
-def _kth_largest(logits: Floats, k: int) -> Floats:
-    """float32 [rows]: the k-th largest value of each row."""
-    rows, width = logits.shape
-    groups = width // _GROUP
-    if groups < 2 * k:
-        kth: Floats = np.partition(logits, width - k, axis=1)[:, width - k]
-        return kth
-    peaks = logits[:, : groups * _GROUP].reshape(rows, _GROUP, groups).max(axis=1)
-    # k groups reach the k-th largest peak, so at least k values do, and few more.
-    floors = np.partition(peaks, groups - k, axis=1)[:, groups - k]
-    few = [row[np.flatnonzero(row >= floor)] for row, floor in zip(logits, floors, strict=True)]
-    return np.array([np.partition(v, v.size - k)[v.size - k] for v in few], dtype=np.float32)
 
 
 def _nuclei(logits: Floats, shares: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -135,7 +110,8 @@ def _nuclei(logits: Floats, shares: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 def _nuclei_by_sorting(logits: Floats, shares: NDArray[np.float64]) -> NDArray[np.bool_]:
     order = np.argsort(-logits, axis=1, kind="stable")
-    mass = np.take_along_axis(weights(logits), order, axis=1).cumsum(axis=1)
+    sorted_weights = np.take_along_axis(weights(logits), order, axis=1)
+    mass = sorted_weights.cumsum(axis=1, dtype=np.float64)
     needed = np.ones_like(order, dtype=np.bool_)
     needed[:, 1:] = mass[:, :-1] < shares[:, None] * mass[:, -1:]
     kept = np.empty_like(needed)
@@ -144,31 +120,15 @@ def _nuclei_by_sorting(logits: Floats, shares: NDArray[np.float64]) -> NDArray[n
 
 
 def _nucleus_by_selection(logits: Floats, share: float) -> NDArray[np.bool_]:
-    """The nucleus of one row, bool [n], by quickselect on mass: linear in n, however flat the row."""
+    """The nucleus of one row, bool [n], however flat the row is."""
     weight = weights(logits)
-    total = float(weight.sum())
+    total = float(weight.sum(dtype=np.float64))
     # All tokens below this weight together have less than 1 - p: the nucleus is above it.
-    floor = 0.5 * (1.0 - share) * total / weight.size
-    rest = weight.compress(weight >= floor)
-    # Mass that the tokens not decided yet must still give; above 0, so that one is kept.
-    missing = max(share * total, 1.0)
-    while rest.size > _SORTED_WIDTH:
-        pivot = np.median(rest[:: max(1, rest.size // 63)])
-        heavy, light = rest.compress(rest > pivot), rest.compress(rest < pivot)
-        heavy_mass = float(heavy.sum())
-        equal = rest.size - heavy.size - light.size
-        equal_mass = equal * float(pivot)
-        if heavy_mass >= missing:
-            rest = heavy
-        elif heavy_mass + equal_mass >= missing or not light.size:
-            rest, missing = np.full(equal, pivot), missing - heavy_mass
-            break
-        else:
-            rest, missing = light, missing - heavy_mass - equal_mass
-    rest = np.sort(rest)[::-1]
-    last = min(int(np.searchsorted(rest.cumsum(), missing)), rest.size - 1)
-    kept: NDArray[np.bool_] = weight > rest[last]
-    ties = np.flatnonzero(weight == rest[last])
-    ties = ties[np.argsort(-logits[ties], kind="stable")]  # near ties that weights do not tell
-    kept[ties[: np.count_nonzero(rest[: last + 1] == rest[last])]] = True
+    heavy = weight >= 0.5 * (1.0 - share) * total / weight.size
+    keys = -logits.compress(heavy)
+    # Above 0, so that one is kept.
+    last, missing = least_keys_with_mass(keys, weight.compress(heavy), max(share * total, 1.0))
+    kept: NDArray[np.bool_] = logits > -last
+    level = np.flatnonzero(logits == -last)
+    kept[level[: math.ceil(missing / float(weight[level[0]]))]] = True
     return kept

@@ -14,7 +14,8 @@ UNUSED = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
 
 def alternating(stored: Tensor) -> Tensor:
     """[E, 2 N, K] with the rows of gate in front of those of up -> the same rows, gate and up in turns."""
-    return stored.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+    experts, rows, width = stored.shape
+    return stored.view(experts, 2, rows // 2, width).transpose(1, 2).reshape(stored.shape)
 
 
 def expert_rules(

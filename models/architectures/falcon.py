@@ -144,7 +144,8 @@ def _alibi(config: FalconConfig) -> Tensor:
     """
     slopes = alibi_slopes(config.num_attention_heads).float().bfloat16()
     positions = torch.arange(config.max_position_embeddings - 1, -1, -1, device="cpu")
-    return (slopes[:, None] * positions).float() * config.head_dim**-0.5
+    table: Tensor = (slopes[:, None] * positions).float() * config.head_dim**-0.5
+    return table
 
 
 _PREFIX = "transformer.h.{i}"

@@ -62,7 +62,7 @@ ARCHITECTURE = Architecture(
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         "hidden_act": "silu",
         "tie_word_embeddings": False,
-        "sliding_window": 5,
+        "sliding_window": 7,
     },
     variants={"no window": {"sliding_window": None, "num_key_value_heads": 1}},
 )

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from onnxlm.errors import ConfigError
@@ -88,7 +89,7 @@ def _build(config: Phi3Config) -> DecoderLM:
 def _cut_qkv(stored: Tensor, config: Phi3Config) -> Sequence[Tensor]:
     queries = config.num_attention_heads * config.head_dim
     keys = config.num_key_value_heads * config.head_dim
-    return stored.split((queries, keys, keys))
+    return torch.split(stored, [queries, keys, keys])
 
 
 _LAYER = "layers.{i}."
@@ -124,7 +125,7 @@ ARCHITECTURE = Architecture(
         "partial_rotary_factor": 1.0,
         "hidden_act": "silu",
         "tie_word_embeddings": False,
-        "sliding_window": 5,
+        "sliding_window": 7,
         "pad_token_id": 0,
         "eos_token_id": 0,
     },

@@ -41,7 +41,8 @@ class Provider:
         wheel: The build of ONNX Runtime that has it; None where no wheel has.
         plugin: The package that adds it to any build; None where none does.
         needs: What it takes beside the wheel, for `install`.
-        device: Device type of its buffers, as OrtValue spells it: also the file of the provider that has them.
+        device: Device type of its buffers, as OrtValue spells it; also the file of the provider that has
+            them.
         systems: Values of `sys.platform` where it exists; everywhere when empty.
         precisions: Packages that it runs.
         lowerings: The same; the first is the one to export for it.

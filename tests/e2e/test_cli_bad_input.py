@@ -263,6 +263,14 @@ def test_token_outside_the_vocabulary(cli: Cli, package: Path) -> None:
         (("--seed", "-1"), "generation field 'seed'; found -1; allowed: "),
         (("--max-new-tokens", "-1"), "generation field 'max_new_tokens'; found -1; allowed: "),
         (("--provider", "banana"), "execution provider is not known; found 'banana'; allowed: "),
+        (("--device-id", "-1"), "device_id; found -1; allowed: 0 or more"),
+        (
+            ("--device-id", "1"),
+            "execution provider 'cpu' has no device id; allowed: providers that ",
+        ),
+        (("--gpu-mem-limit", "lots"), "gpu_mem_limit; found 'lots'; allowed: a number of bytes "),
+        (("--gpu-mem-limit", "1GB"), "execution provider 'cpu' has no memory limit; allowed: "),
+        (("--graph-capture",), "execution provider 'cpu' has no graph capture; allowed: "),
     ],
 )
 def test_generation_field(

@@ -149,9 +149,9 @@ def test_the_eager_model_is_compared_in_the_same_rounds(
     options = ("--baseline", "torch", "--prompt-tokens", "8", "--json", file)
     ran = cli("bench", tiny_package, *options, *QUICK, "--batch", "2")
     assert ran.code == 0, ran.err
-    assert ran.out.splitlines()[5].split()[:4] == ["eager", "model", "torch", "fp32"]
+    assert ran.out.splitlines()[5].split()[:4] == ["eager", "PyTorch", "torch", "fp32"]
     ratio = ran.out.splitlines()[-1]
-    assert ratio.startswith("package on cpu, prompt 8 by eager model: prefill ")
+    assert ratio.startswith("package on cpu, prompt 8 by eager PyTorch: prefill ")
     assert [one.repeats for one in read_report(file).rows] == [2, 2]
 
 
@@ -162,7 +162,7 @@ def test_the_compiled_model_is_a_baseline(cli: Cli, tiny_package: Path) -> None:
     ran = cli("bench", tiny_package, *options, *QUICK)
     assert ran.code == 0, ran.err
     line = ran.out.splitlines()[5].split()
-    assert line[:5] == ["compiled", "model", "torch.compile", "fp32", "8"]
+    assert line[:5] == ["compiled", "PyTorch", "torch.compile", "fp32", "8"]
     assert line[5] != "not"
 
 

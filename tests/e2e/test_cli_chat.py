@@ -83,6 +83,7 @@ def test_a_last_line_without_an_end_and_lines_of_windows(tiny_package: Path, tur
         ('"""a"""\n', "a"),
         ('  """a\n/b\n"""  \n', "a\n/b"),
         ("//a\n", "/a"),
+        ('"""/help"""\n', "/help"),
     ],
 )
 def test_messages_of_several_lines(

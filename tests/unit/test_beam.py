@@ -47,7 +47,7 @@ def searched(first: int = 0, **fields: Any) -> BeamSearch:
     last = [first, first]
     while not search.done:
         logprobs = table[last]
-        sources, last = search.advance(logprobs, logprobs)
+        sources, last = search.advance(logprobs)
         assert [last[beam.row] for beam in search.running] == [
             beam.token_ids[-1] for beam in search.running
         ]
@@ -79,10 +79,10 @@ def test_a_row_keeps_one_of_its_beams() -> None:
     """Both beams go on from row 0: one stays there, and row 1 is the only one that is copied."""
     table = np.log(np.array(TABLE[:1] * 2))
     search = BeamSearch(BeamSettings(beams=2, limit=9, ends={2}))
-    assert search.advance(table, table) == ([0, 0], [0, 1])
+    assert search.advance(table) == ([0, 0], [0, 1])
     assert [beam.row for beam in search.running] == [0, 1]
     table = np.log(np.array([[0.1, 0.1, 0.8], [0.45, 0.45, 0.1]]))
-    sources, tokens = search.advance(table, table)
+    sources, tokens = search.advance(table)
     assert (sources, sorted(tokens)) == ([1, 1], [0, 1])
     assert {beam.token_ids for beam in search.running} == {(1, 0), (1, 1)}
 

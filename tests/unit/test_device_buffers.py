@@ -22,6 +22,7 @@ from support.batches import assert_behind, both, hot, prefilled, some_ids
 from support.hot_packages import package as hot_source
 from support.runtime_models import loaded
 
+from onnxlm.errors import ProviderError
 from onnxlm.runtime import cache_rows, device_buffers, engine, kv_cache
 from onnxlm.runtime.engine import Batch, Sessions
 
@@ -149,6 +150,21 @@ def test_an_fp16_cache_stays_fp16_on_a_device(device: Traffic) -> None:
     np.testing.assert_array_equal(first, second)
     assert {b.data_type() for b in batch.cache.buffers.values()} == {"tensor(float16)"}
     assert not [shape for shape in device.read if len(shape) == 4]
+
+
+@pytest.mark.usefixtures("device")
+def test_a_device_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(array: NDArray[np.generic], *device: object) -> None:
+        raise RuntimeError("BFCArena: Failed to allocate memory for requested buffer of size 8")
+
+    batch = Batch(hot("ort"), 1)
+    monkeypatch.setattr(ort.OrtValue, "ortvalue_from_numpy", refuse)
+    message = (
+        "^CPUExecutionProvider has too little memory for this; found BFCArena: .* of size 8; "
+        "raise --gpu-mem-limit, or use a smaller package, fewer rows or a shorter context$"
+    )
+    with pytest.raises(ProviderError, match=message):
+        batch.prefill_tokens([[1, 2]])
 
 
 class Recorder:

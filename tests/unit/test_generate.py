@@ -11,6 +11,7 @@ from support.runtime_models import at_once, counting_package, hot_package, loade
 from onnxlm.runtime.choosing import TokenChooser
 from onnxlm.runtime.engine import Batch, Sessions
 from onnxlm.runtime.generate import Timings, token_steps
+from onnxlm.runtime.randomness import uniforms
 from onnxlm.runtime.sampling import DrawSettings, sample
 from onnxlm.runtime.sampling_params import SamplingParams, params_of_rows
 from onnxlm.runtime.stopping import RowLimits, RowStops
@@ -111,7 +112,8 @@ def test_draws_are_those_from_the_logits_without_a_cache() -> None:
         settings = DrawSettings.of([SamplingParams(**DRAWN, seed=11 + row)])  # type: ignore[arg-type]
         sequence = list(prompt)
         for step in range(8):
-            sequence += sample(at_once(sequence)[-1:].numpy(), settings, step).tolist()
+            uniform = uniforms(settings.seeds, step)
+            sequence += sample(at_once(sequence)[-1:].numpy(), settings, uniform).tolist()
         assert rows[row] == sequence[len(prompt) :]
     assert len({tuple(row) for row in rows}) == 3
 

@@ -10,36 +10,39 @@ import torch
 from support.distributions import PROBABILITIES, logits_of
 from support.runtime_models import at_once, hot_package, loaded
 
-from onnxlm.runtime.logprobs import largest, log_softmax, token_logprob
+from onnxlm.runtime.logprobs import log_normalizers, token_logprob
 
 
 def test_by_hand() -> None:
-    logprobs = log_softmax(logits_of(PROBABILITIES) + 7)[0]
-    np.testing.assert_allclose(logprobs, np.log(PROBABILITIES), rtol=1e-5)
-    told = token_logprob(logprobs, 4, 3)
+    logits = logits_of(PROBABILITIES) + 7
+    (normalizer,) = log_normalizers(logits)
+    assert normalizer == pytest.approx(7)
+    told = token_logprob(logits[0], normalizer, 4, 3)
     assert told.token_id == 4
     assert told.logprob == pytest.approx(math.log(0.1), rel=1e-5)
     assert [token for token, _ in told.top] == [1, 5, 3]
     assert [value for _, value in told.top] == pytest.approx(
         [math.log(0.3), math.log(0.25), math.log(0.2)], rel=1e-5
     )
-    assert token_logprob(logprobs, 4, 0).top == ()
-    assert len(token_logprob(logprobs, 4, 99).top) == 8
+    assert token_logprob(logits[0], normalizer, 4, 0).top == ()
+    assert len(token_logprob(logits[0], normalizer, 4, 99).top) == 8
+
+
+def test_as_torch_has_them() -> None:
+    logits = (np.random.default_rng(0).normal(size=(3, 50_000)) * 4).astype(np.float32)
+    expected = torch.logsumexp(torch.from_numpy(logits).double(), -1).numpy()
+    np.testing.assert_allclose(log_normalizers(logits), expected, rtol=1e-7)
 
 
 def test_huge_logits() -> None:
-    logprobs = log_softmax(np.array([3e38, 3e38, -3e38, -math.inf], dtype=np.float32))
-    assert logprobs[:2].tolist() == [-math.log(2)] * 2
-    assert np.isfinite(logprobs[2])
-    assert logprobs[3] == -math.inf
-
-
-@pytest.mark.parametrize("count", [0, 1, 5, 40, 60])
-def test_the_largest_are_the_first_of_a_stable_sort(count: int) -> None:
-    values = np.round(np.random.default_rng(1).normal(size=50), 1)
-    values[7] = -np.inf
-    order = sorted(range(50), key=lambda i: (-values[i], i))
-    assert largest(values, count).tolist() == order[:count]
+    logits = np.array([[3e38, 3e38, -3e38, -math.inf]], dtype=np.float32)
+    with np.errstate(all="raise"):
+        (normalizer,) = log_normalizers(logits)
+    assert token_logprob(logits[0], normalizer, 3, 0).logprob == -math.inf
+    assert token_logprob(logits[0], normalizer, 2, 0).logprob == pytest.approx(-6e38)
+    close = np.array([[1e4, 1e4, 0.0]], dtype=np.float32)
+    (normalizer,) = log_normalizers(close)
+    assert token_logprob(close[0], normalizer, 1, 0).logprob == pytest.approx(-math.log(2))
 
 
 PROMPTS = ["abc", "Hello, W"]

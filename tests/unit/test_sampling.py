@@ -13,10 +13,16 @@ import pytest
 from support.distributions import PROBABILITIES, chi_square, logits_of
 
 from onnxlm.errors import InputError
+from onnxlm.runtime import sampling
 from onnxlm.runtime.candidates import Candidates, draw, weights
 from onnxlm.runtime.randomness import uniforms
-from onnxlm.runtime.sampling import DrawSettings, check_logits, sample
+from onnxlm.runtime.sampling import DrawSettings, check_logits
 from onnxlm.runtime.sampling_params import SamplingParams
+
+
+def sample(logits: np.ndarray, settings: DrawSettings, step: int) -> np.ndarray:
+    """What rows draw in a step of theirs."""
+    return sampling.sample(logits, settings, uniforms(settings.seeds, step))
 
 
 def drawing(seeds: Any, **fields: Any) -> DrawSettings:
@@ -55,6 +61,7 @@ def test_weights_are_whole_numbers_whose_sums_are_exact() -> None:
     weight = weights(logits)
     assert (weight == np.rint(weight)).all()
     assert weight.max() == 2**34
+    weight = weight.astype(np.float64)
     whole = int(sum(map(int, weight)))  # Python's integers have no limit
     assert whole < 2**53
     assert weight.sum() == weight[::-1].cumsum()[-1] == np.sort(weight).sum() == whole
@@ -138,11 +145,12 @@ def test_a_row_without_a_seed_gets_a_fresh_one() -> None:
 
 THREADS = """
 import numpy as np
+from onnxlm.runtime.randomness import uniforms
 from onnxlm.runtime.sampling import DrawSettings, sample
 from onnxlm.runtime.sampling_params import SamplingParams
 x = (np.random.default_rng(1).normal(size=(4, 5000)) * 3).astype(np.float32)
 s = DrawSettings.of([SamplingParams(do_sample=True, top_p=0.9, seed=5 + r) for r in range(4)])
-print([sample(x, s, t).tolist() for t in range(30)])
+print([sample(x, s, uniforms(s.seeds, t)).tolist() for t in range(30)])
 """
 
 

@@ -62,7 +62,8 @@ class Contestants:
         sources = {str(package.manifest.source.get("path")): package for package in packages}
         for baseline, source in product(self.baselines, sources):
             for threads in self.threads:
-                yield _baseline_entry(baseline, source, sources[source], threads)
+                name = f" {Path(source).name}" if len(sources) > 1 else " PyTorch"
+                yield _baseline_entry(baseline, (source, name), sources[source], threads)
 
     def _package_entry(self, package: Package, name: str, provider: str, threads: int) -> Entry:
         import sys
@@ -104,15 +105,17 @@ class Contestants:
         )
 
 
-def _baseline_entry(name: str, source: str, package: Package, threads: int) -> Entry:
+def _baseline_entry(name: str, origin: tuple[str, str], package: Package, threads: int) -> Entry:
+    """A baseline by its name, of a source and what that is called."""
     from onnxlm.runtime.bench_child import Spec
     from onnxlm.runtime.bench_report import Label
     from onnxlm.runtime.bench_run import Entry
 
+    source, called = origin
     gone = f"the package's source is not there any more: {source}"
     words = "compiled" if BASELINES[name] else "eager"
     return Entry(
-        label=Label(f"{words} {Path(source).name}", name, None, "fp32", threads, baseline=True),
+        label=Label(f"{words}{called}", name, None, "fp32", threads, baseline=True),
         spec=Spec(
             "onnxlm.cli.eager_baseline:EagerContestant",
             {"source": source, "threads": threads, "compiled": BASELINES[name]},

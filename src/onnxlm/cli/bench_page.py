@@ -110,9 +110,7 @@ def _by_context(report: Report) -> Drawing | None:
             for rate in (point.decode_tokens_per_s,)
         )
         if points:
-            who = report.who(curve).label
-            name = f"{who.model} on {who.provider}, {who.threads} threads, batch {curve.case.batch}"
-            series.append(Series(name, points))
+            series.append(Series(describe(report, curve), points))
     caption = "Bands reach from the slowest to the fastest round. Higher is better."
     axes = ("tokens in the cache of each row", "decode, tokens a second")
     return line_chart("Decode speed by context", caption, axes, series) if series else None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onnxlm.cli.generation_options import speed_line
-from onnxlm.cli.message_reader import FENCE, Lines, PipedLines, TypedLines, read_message
+from onnxlm.cli.message_reader import FENCE, Lines, PipedLines, TypedLines, read_entry
 from onnxlm.cli.terminal import aside, note
 from onnxlm.errors import InputError, OnnxlmError
 from onnxlm.runtime import Chat, LanguageModel, TextIterator
@@ -71,13 +71,16 @@ class ChatLoop:
 
     def _turn(self) -> bool:
         """One message or command; whether there may be more."""
-        text = read_message(self._lines)
-        if text is None:
+        entry = read_entry(self._lines)
+        if entry is None:
             return False
-        if text.startswith("/") and not text.startswith("//"):
-            return self._command(text)
+        text = entry.text
+        if not entry.quoted and text.startswith("/"):
+            if not text.startswith("//"):
+                return self._command(text)
+            text = text[1:]
         if text.strip():
-            self._answer(text.removeprefix("/"))
+            self._answer(text)
         return True
 
     def _command(self, text: str) -> bool:

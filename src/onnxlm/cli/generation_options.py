@@ -45,10 +45,22 @@ class SessionOptions:
         str | None,
         typer.Option(metavar="BYTES", help="Most memory of keys and values, as 512MB."),
     ] = None
+    device_id: Annotated[int, typer.Option(help="Number of the provider's device.")] = 0
+    gpu_mem_limit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BYTES", help="Most memory of the device for weights and work, as 4GB."
+        ),
+    ] = None
+    graph_capture: Annotated[
+        bool,
+        typer.Option("--graph-capture", help="Record a decode step once and replay it (CUDA)."),
+    ] = False
 
     def load(self, package: Path) -> LanguageModel:
         """Open a package there."""
         from onnxlm.runtime import load
+        from onnxlm.runtime.memory_budget import read_bytes
 
         return load(
             package,
@@ -56,6 +68,9 @@ class SessionOptions:
             threads=self.threads,
             allow_fallback=self.allow_fallback,
             kv_budget=self.kv_budget,
+            device_id=self.device_id,
+            gpu_mem_limit=read_bytes(self.gpu_mem_limit, "gpu_mem_limit") or 0,
+            graph_capture=self.graph_capture,
         )
 
 

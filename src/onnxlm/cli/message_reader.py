@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from onnxlm.errors import InputError
 
@@ -63,18 +63,32 @@ class PipedLines:
             ) from error
 
 
-def read_message(lines: Lines) -> str | None:
-    """The next message: one line, or all lines from one that begins with three quotes to one that ends so.
+class Entry(NamedTuple):
+    """What was typed.
+
+    Attributes:
+        text: The text, without quotes around it.
+        quoted: There were some: it is a message, whatever it begins with.
+    """
+
+    text: str
+    quoted: bool
+
+
+def read_entry(lines: Lines) -> Entry | None:
+    """The next line, or all lines from one that begins with three quotes to one that ends so.
 
     Returns:
-        The message without the quotes; None when there is no more.
+        None when there is no more.
 
     Raises:
         InputError: The input ends before the quotes do.
     """
     line = lines.read(FIRST)
-    if line is None or not line.lstrip().startswith(FENCE):
-        return line
+    if line is None:
+        return None
+    if not line.lstrip().startswith(FENCE):
+        return Entry(line, quoted=False)
     line = line.lstrip().removeprefix(FENCE)
     block = []
     while not line.rstrip().endswith(FENCE):
@@ -84,4 +98,4 @@ def read_message(lines: Lines) -> str | None:
             raise InputError(f"a message that begins with {FENCE} does not end with {FENCE}")
         line = following
     block.append(line.rstrip().removesuffix(FENCE))
-    return "\n".join(block).strip("\n")
+    return Entry("\n".join(block).strip("\n"), quoted=True)
