@@ -31,17 +31,19 @@ def pytest_report_header() -> list[str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With several workers, what shares an export or a fixture runs in one: it is made once a process."""
+    if not items or not items[0].config.pluginmanager.has_plugin("xdist"):
+        return
     for item in items:
         item.add_marker(pytest.mark.xdist_group(_family(item) or item.path.stem))
 
 
 def _family(item: pytest.Item) -> str | None:
-    """The model family that a test is about: its parameter `family`, or the first of its `case`."""
+    """The model family that a test is about: its parameter `family`, or the first of its `case` or `key`."""
     call = getattr(item, "callspec", None)
     if call is None:
         return None
-    case = call.params.get("case")
-    found = call.params.get("family", case[0] if isinstance(case, tuple) else None)
+    key = call.params.get("case", call.params.get("key"))
+    found = call.params.get("family", key[0] if isinstance(key, tuple) else None)
     return found if isinstance(found, str) else None
 
 

@@ -10,25 +10,24 @@ import sys
 import pytest
 import torch
 from parity.tolerances import tolerance
-from support.exported import CASES, Exported, Runner, eager, exported, oracle
+from support.exported import Exported, Runner, eager, exported, oracle
+from support.matrix import exports, tiny_exports
 from support.parity import assert_logits_close
 
-from onnxlm.export.lowerings import lowering_names
-from onnxlm.models.registry import architecture_names
+from onnxlm.export.lowerings import find_lowering
 
-FAMILIES, LOWERINGS = architecture_names(), lowering_names()
 TOKENS = [(37 * position + 11) % 89 for position in range(64)]
 FP32 = tolerance("graph", "float32")
 
 
-@pytest.fixture(params=[(*case, low) for case in CASES for low in LOWERINGS], ids="-".join)
+@pytest.fixture(params=exports())
 def case(request: pytest.FixtureRequest) -> Exported:
     return exported(*request.param)
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_every_batch_length_and_past(family: str, lowering: str) -> None:
+@pytest.mark.parametrize("key", tiny_exports())
+def test_every_batch_length_and_past(key: tuple[str, str]) -> None:
+    family, lowering = key
     case = exported(family, "tiny", lowering)
     runner = case.runner()
     for rows, new, past_columns in itertools.product((1, 3, 8), (1, 2, 33), (0, 1, 31)):
@@ -47,10 +46,10 @@ def test_every_batch_length_and_past(family: str, lowering: str) -> None:
             assert_logits_close(logits, whole[:, -1:], FP32)
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_declared_axes(family: str, lowering: str) -> None:
+@pytest.mark.parametrize("key", tiny_exports())
+def test_declared_axes(key: tuple[str, str]) -> None:
     """Names of the axes as the files declare them, to the letter: other runtimes go by them."""
+    family, lowering = key
     case = exported(family, "tiny", lowering)
     model = eager(family)
     vocab = model.lm_head.weight.shape[0]
@@ -135,13 +134,21 @@ print(json.dumps({"error": error, "fusions": fusions}))
 
 def test_assertions_carry_no_logic() -> None:
     """`python -O` removes them; the graphs and their numbers stay."""
-    command = [sys.executable, "-O", "-c", UNDER_O, FAMILIES[0]]
+    command = [sys.executable, "-O", "-c", UNDER_O, "llama"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
-    graphs = exported(FAMILIES[0], "tiny", "ort").graphs
+    graphs = exported("llama", "tiny", "ort").graphs
     assert result["fusions"] == {name: graph.fusions for name, graph in graphs.items()}
     assert result["error"] <= FP32
+
+
+def test_graphs_for_any_runtime_use_standard_operators_only(case: Exported) -> None:
+    if case.lowering == "ort":
+        pytest.skip("made for ONNX Runtime")
+    for graph in case.graphs.values():
+        assert {node.domain for node in graph.model.graph} == {""}
+        assert dict(graph.model.graph.opset_imports) == {"": find_lowering(case.lowering).opset}
 
 
 def test_folder_holds_nothing_else(case: Exported) -> None:

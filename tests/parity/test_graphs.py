@@ -15,16 +15,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from parity.tolerances import tolerance
-from support.exported import CASES, Exported, Past, Runner, exported, oracle
+from support.exported import Exported, Past, Runner, exported, oracle
 from support.hot import oracle_logits
+from support.matrix import exports, tiny_exports
 from support.parity import assert_logits_close
 from torch import Tensor
 
 from onnxlm import io_spec
-from onnxlm.export.lowerings import find_lowering, lowering_names
-from onnxlm.models.registry import architecture_names
 
-FAMILIES, LOWERINGS = architecture_names(), lowering_names()
 TOKENS = [(37 * position + 11) % 89 for position in range(64)]
 PROMPT = TOKENS[:12]
 
@@ -33,13 +31,7 @@ def close(ours: Tensor, theirs: Tensor, dtype: str = "float32") -> None:
     assert_logits_close(ours, theirs, tolerance("graph", dtype))
 
 
-def exports(*updates: str) -> list[tuple[str, str, str]]:
-    """Every export whose caches are updated in one of these ways."""
-    lowerings = [low for low in LOWERINGS if find_lowering(low).state_update in updates]
-    return [(*case, lowering) for case in CASES for lowering in lowerings]
-
-
-@pytest.fixture(params=exports("in_place", "append"), ids="-".join)
+@pytest.fixture(params=exports())
 def case(request: pytest.FixtureRequest) -> Exported:
     return exported(*request.param)
 
@@ -147,7 +139,7 @@ def test_row_that_has_nothing_new(case: Exported, runner: Runner) -> None:
     batch.step(STEPS[0])
 
 
-@pytest.mark.parametrize("case", exports("append"), indirect=True, ids="-".join)
+@pytest.mark.parametrize("case", exports("append"), indirect=True)
 def test_append_takes_padding_anywhere(case: Exported, runner: Runner) -> None:
     batch = Rows(case, runner, runner.empty(len(STARTS)))
     batch.extend(STARTS, side="left")
@@ -157,7 +149,7 @@ def test_append_takes_padding_anywhere(case: Exported, runner: Runner) -> None:
     batch.step(STEPS[1])
 
 
-IN_PLACE = pytest.mark.parametrize("case", exports("in_place"), indirect=True, ids="-".join)
+IN_PLACE = pytest.mark.parametrize("case", exports("in_place"), indirect=True)
 
 
 @IN_PLACE
@@ -214,10 +206,10 @@ def test_one_buffer_for_past_and_present(case: Exported, runner: Runner) -> None
             assert not columns[batch.mask.shape[1] :].any(), name
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_half_precision(family: str, lowering: str) -> None:
+@pytest.mark.parametrize("key", tiny_exports(everywhere=("ort",)))
+def test_half_precision(key: tuple[str, str]) -> None:
     """Graphs of a model in fp16: fp16 caches, fp32 logits, close to the fp32 model."""
+    family, lowering = key
     case = exported(family, "tiny", lowering, torch.float16)
     for session in (case.runner().prefill, case.runner().decode):
         types = {value.name: value.type for value in session.get_inputs() + session.get_outputs()}

@@ -17,7 +17,6 @@ from support.hot import hot_model, save_folder
 from support.hot_packages import letter_tokenizer
 from support.parity import assert_logits_close
 from support.quantized import (
-    CASES,
     TEXT,
     configs,
     eager,
@@ -26,6 +25,7 @@ from support.quantized import (
     graph_logits,
     initializers,
     oracle,
+    quantized_packages,
     source,
     stored_parameters,
     with_parameters,
@@ -65,12 +65,15 @@ def assert_computes(package: Package, expected: Tensor) -> None:
     assert_logits_close(graph_logits(package.path, IDS, PREFILL), expected, ROUNDED)
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
+PACKAGES = quantized_packages()
+
+
 @pytest.mark.parametrize("scheme", scheme_names())
-@pytest.mark.parametrize(("family", "variant"), CASES)
+@pytest.mark.parametrize("key", PACKAGES)
 def test_graphs_compute_with_the_stored_codes(
-    family: str, variant: str, scheme: str, lowering: str, tmp_path: Path
+    key: tuple[str, str, str], scheme: str, tmp_path: Path
 ) -> None:
+    family, variant, lowering = key
     full = source(family, variant, lowering)
     package = quantize(full, tmp_path / "q", scheme=scheme, options=OPTIONS)
     model = eager(family, variant)
@@ -81,12 +84,10 @@ def test_graphs_compute_with_the_stored_codes(
 Form = tuple[int, int, bool]  # bits, block size, symmetric
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
 @pytest.mark.parametrize("form", [(8, 32, True), (4, 32, False), (4, 16, True), (8, 128, False)])
-@pytest.mark.parametrize(("family", "variant"), CASES)
-def test_given_codes_are_taken_over(
-    family: str, variant: str, form: Form, lowering: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("key", PACKAGES)
+def test_given_codes_are_taken_over(key: tuple[str, str, str], form: Form, tmp_path: Path) -> None:
+    family, variant, lowering = key
     model = eager(family, variant)
     given = codes_of(model, lambda name: form)
     package = quantize(source(family, variant, lowering), tmp_path / "q", given=given)
@@ -168,11 +169,9 @@ def test_gguf_blocks_arrive_bit_for_bit(
     assert {tensors[name].dtype for name in halves} == {np.dtype(np.float16)}
 
 
-@pytest.mark.parametrize("lowering", LOWERINGS)
-@pytest.mark.parametrize(("family", "variant"), CASES)
-def test_smoothing_leaves_the_function(
-    family: str, variant: str, lowering: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("key", PACKAGES)
+def test_smoothing_leaves_the_function(key: tuple[str, str, str], tmp_path: Path) -> None:
+    family, variant, lowering = key
     package = source(family, variant, lowering)
     graphs = {name: ir.load(package.graph_path(name)) for name in package.manifest.graphs}
     graph = graphs[io_spec.DECODE].graph

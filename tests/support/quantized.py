@@ -23,10 +23,12 @@ from onnxlm.models import load
 from onnxlm.models.layers.decoder import DecoderLM
 from onnxlm.models.registry import architecture_names, find_architecture
 from onnxlm.package import Package
+from onnxlm.quantize.rewrite import LOWERINGS
 from onnxlm.quantized_tensor import QuantizedTensor
 from support.exported import Runner, variants
 from support.hot import hot_model, save_folder
 from support.hot_packages import letter_tokenizer
+from support.matrix import REPRESENTATIVES, cases
 
 Array = NDArray[Any]
 # Characters of the letter tokenizer: enough windows to calibrate a tiny model, and none that it cannot spell.
@@ -53,7 +55,21 @@ def configs(family: str) -> dict[str, dict[str, Any]]:
     }
 
 
-CASES = [(family, name) for family in architecture_names() for name in configs(family)]
+def quantized_packages() -> list[Any]:
+    """(family, variant, lowering) of what is quantized; by default each family once, a few in every form."""
+    rows = [
+        (family, name, lowering)
+        for family in architecture_names()
+        for name in configs(family)
+        for lowering in LOWERINGS
+    ]
+    return cases(rows, _is_default)
+
+
+def _is_default(family: str, variant: str, lowering: str) -> bool:
+    if family == "llama":
+        return True
+    return variant == "tiny" and (lowering == "ort" or family in REPRESENTATIVES)
 
 
 @functools.cache

@@ -12,10 +12,11 @@ import onnx_ir as ir
 import onnxruntime as ort
 import pytest
 import torch
-from support.exported import DATA, eager, exported
+from support.exported import CASES, DATA, eager, exported
+from support.matrix import REPRESENTATIVES, cases
 from support.onnx_text import graph, random
 
-from onnxlm.export.lowerings import find_lowering, lowering_names
+from onnxlm.export.lowerings import find_lowering
 from onnxlm.export.pipeline import build_graphs
 from onnxlm.export.tracing import trace
 from onnxlm.graphs.edit import lazy_tensor
@@ -66,16 +67,16 @@ def check_every_byte(folder: Path, data_name: str = DATA) -> None:
             assert start % PAGE == 0
 
 
-EXPORTS = [
-    (family, variant, lowering, dtype)
-    for family in architecture_names()
-    for variant in ("tiny", "untied, all KV heads, narrow, yarn")
-    for lowering in lowering_names()
-    for dtype in ((torch.float32, torch.float16) if variant == "tiny" else (torch.float32,))
-]
+EXPORTS = cases(
+    [
+        *((*case, lowering, torch.float32) for case in CASES for lowering in ("ort", "portable")),
+        *((family, "tiny", "ort", torch.float16) for family in architecture_names()),
+    ],
+    lambda family, variant, lowering, dtype: dtype == torch.float32 or family in REPRESENTATIVES,
+)
 
 
-@pytest.mark.parametrize("key", EXPORTS, ids=lambda key: "-".join(map(str, key)))
+@pytest.mark.parametrize("key", EXPORTS)
 def test_each_parameter_is_stored_once(key: tuple[str, str, str, torch.dtype]) -> None:
     """Tied or not: bytes on disk are bytes of distinct parameters and tables."""
     case = exported(*key)
@@ -89,7 +90,7 @@ def test_each_parameter_is_stored_once(key: tuple[str, str, str, torch.dtype]) -
     check_every_byte(case.folder)
 
 
-@pytest.mark.parametrize("key", EXPORTS, ids=lambda key: "-".join(map(str, key)))
+@pytest.mark.parametrize("key", EXPORTS)
 def test_graphs_refer_to_the_same_entries(key: tuple[str, str, str, torch.dtype]) -> None:
     folder = exported(*key).folder
     prefill, decode = entries(folder / "prefill.onnx"), entries(folder / "decode.onnx")

@@ -1,0 +1,54 @@
+"""Which family is tested with what: everything with the fused graphs, and a few with all there is.
+
+A family costs seconds for each form that it is exported to. So every family and variant goes through the two
+lowerings that packages are made with; the rest (the lowering for runtimes of older opsets, fp16 through other
+lowerings than `ort`, every scheme on every variant) is run by default for families that together have every
+block, and for all where the `exhaustive` tests are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from onnxlm.export.lowerings import find_lowering, lowering_names
+from onnxlm.models.registry import architecture_names
+from support.exported import CASES
+
+# Rotary positions and a gated FFN; learned positions, LayerNorm and biases; a bias by distance; caps, windows
+# and sandwiched norms; sinks and softmax experts; a latent cache and sigmoid experts.
+REPRESENTATIVES = ("llama", "gpt2", "bloom", "gemma2", "gpt_oss", "deepseek_v3")
+_EVERYWHERE = ("ort", "portable")
+
+
+def cases(rows: Iterable[tuple[Any, ...]], default: Any) -> list[Any]:
+    """Parameters of a test, those for which `default(*row)` does not hold marked `exhaustive`."""
+    return [
+        pytest.param(row, marks=() if default(*row) else pytest.mark.exhaustive, id=_id(row))
+        for row in rows
+    ]
+
+
+def exports(*updates: str) -> list[Any]:
+    """(family, variant, lowering) of every export whose caches are updated in one of these ways."""
+    wanted = [
+        low for low in lowering_names() if not updates or find_lowering(low).state_update in updates
+    ]
+    rows = [(*case, lowering) for case in CASES for lowering in wanted]
+    return cases(rows, lambda family, _, lowering: _is_default(family, lowering))
+
+
+def tiny_exports(everywhere: tuple[str, ...] = _EVERYWHERE) -> list[Any]:
+    """(family, lowering) of every tiny model; by default each with the lowerings `everywhere`."""
+    rows = [(family, lowering) for family in architecture_names() for lowering in lowering_names()]
+    return cases(rows, lambda family, lowering: _is_default(family, lowering, everywhere))
+
+
+def _is_default(family: str, lowering: str, everywhere: tuple[str, ...] = _EVERYWHERE) -> bool:
+    return lowering in everywhere or family in REPRESENTATIVES
+
+
+def _id(row: tuple[Any, ...]) -> str:
+    return "-".join(str(part).removeprefix("torch.") for part in row)
