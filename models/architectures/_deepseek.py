@@ -101,7 +101,8 @@ def check_groups(config: DeepseekConfig, source: str = "config.json") -> None:
         raise ConfigError(
             f"{source}: field 'num_experts_per_tok'",
             found=config.num_experts_per_tok,
-            allowed=f"at most {size * config.topk_group}, the experts of {config.topk_group} groups",
+            allowed=f"at most {size * config.topk_group}: topk_group {config.topk_group} times {size}, "
+            f"which is n_routed_experts {config.n_routed_experts} / n_group {config.n_group}",
         )
 
 

@@ -48,6 +48,8 @@ def sliding_windows(
         )
     if SLIDING in types and (window is None or window < 1):
         raise ConfigError(
-            f"layers of type {SLIDING} need a sliding_window", found=window, allowed="above 0"
+            f"layers of type {SLIDING} need a sliding_window",
+            found=window,
+            allowed="above 0, and not turned off by use_sliding_window",
         )
     return tuple((window or 0) if kind == SLIDING else 0 for kind in types)

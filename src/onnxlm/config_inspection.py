@@ -1,21 +1,27 @@
-"""What a config.json alone tells of a model: shapes of supported families, the cache of some others."""
+"""What a config alone tells of a model: shapes of supported families, the cache of some others."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from onnxlm import io_spec
-from onnxlm.errors import ConfigError, OnnxlmError
-from onnxlm.inspection import Inspection, components_of, kv_cache_of
+from onnxlm.components import components_of
+from onnxlm.errors import ConfigError, InputError, OnnxlmError
+from onnxlm.inspection import Inspection, kv_cache_of
 from onnxlm.io_spec import StateSpec
 from onnxlm.models.checkpoint.folder import inside, read_json
 from onnxlm.models.checkpoint.huggingface import CONFIG
 from onnxlm.models.checkpoint.matching import outline
 from onnxlm.models.checkpoint.safetensors_file import has_weights, read_folder
+from onnxlm.models.checkpoint.source import ACCEPTED
 from onnxlm.models.config import ConfigReader, ModelConfig
 from onnxlm.models.layers.decoder import DecoderLM
+from onnxlm.models.layers.moe import SparseMLP
+from onnxlm.models.presets import SOURCE, preset_names, read_preset
 from onnxlm.models.registry import architecture_names, find_architecture
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -48,24 +54,62 @@ def inspect_config(file: Path, kv_lengths: Sequence[int] | None) -> Inspection:
     raw = read_json(file)
     if raw.get("model_type") not in architecture_names():
         return _inspect_foreign(file, raw, kv_lengths)
-    config, module = parse(raw, file.name)
+    return _inspect_known(raw, str(file), "config", kv_lengths)
+
+
+def inspect_preset(name: str, kv_lengths: Sequence[int] | None) -> Inspection:
+    """Look at a model of known size.
+
+    Raises:
+        InputError: There is no preset of that name.
+    """
+    if name not in preset_names():
+        raise InputError(
+            f"{name}: no such file, folder or preset",
+            allowed=f"a package; {ACCEPTED}; or a preset: {', '.join(preset_names())}",
+        )
+    raw = read_preset(name)
+    source = raw.pop(SOURCE)
+    found = _inspect_known(raw, name, "preset", kv_lengths)
+    return replace(found, notes=(*found.notes, f"sizes: {source}"))
+
+
+def _inspect_known(
+    raw: Mapping[str, Any], source: str, kind: str, kv_lengths: Sequence[int] | None
+) -> Inspection:
+    """A supported family: weights and cache counted in the config's element type."""
+    config, module = parse(raw, source)
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     width = _BYTES.get(str(raw.get("dtype") or raw.get("torch_dtype") or "float32"), 4)
-    sizes = {name: width * _count(shape) for name, shape in shapes.items()}
+    sizes = {name: width * math.prod(shape) for name, shape in shapes.items()}
     return Inspection(
-        source=str(file),
-        kind="config",
+        source=source,
+        kind=kind,
         model_type=config.model_type,
         context_length=config.max_position_embeddings,
         components=components_of(sizes, shapes, config.tie_word_embeddings),
         kv_cache=kv_cache_of(
-            states_of(module.state_shapes),
+            states_of(module.state_shapes, f"float{8 * width}"),
             config.num_attention_heads,
             kv_lengths,
             config.max_position_embeddings,
         ),
-        notes=(f"there are no weights: bytes are what {8 * width}-bit weights would take",),
+        active_parameters=active_parameters(module),
+        notes=(f"there are no weights: weights and cache are counted with {8 * width} bits each",),
     )
+
+
+def active_parameters(module: DecoderLM) -> int | None:
+    """How many parameters a token makes use of; None where it is all of them."""
+    blocks = [block for block in module.modules() if isinstance(block, SparseMLP)]
+    idle = 0
+    for block in blocks:
+        count = len(block.experts.gate_up)
+        routed = sum(parameter.numel() for parameter in block.experts.parameters())
+        idle += routed // count * (count - int(getattr(block.router, "top_k", count)))
+    if not idle:
+        return None
+    return sum(parameter.numel() for parameter in module.parameters()) - idle
 
 
 def parse(raw: Mapping[str, Any], source: str) -> tuple[ModelConfig, DecoderLM]:
@@ -174,10 +218,3 @@ def _kv_heads(config: Any) -> int:
 def _head_dim(config: Any) -> int:
     width = getattr(config.config, "head_dim", None)
     return int(width or config.hidden_size // config.num_attention_heads)
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for dim in shape:
-        count *= dim
-    return count

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from onnxlm.components import Component, components_of
 from onnxlm.errors import ConfigError, InputError
 from onnxlm.external_data import tensor_bytes
 from onnxlm.io_spec import StateSpec
@@ -16,34 +16,6 @@ from onnxlm.package import Package, open_package
 
 if TYPE_CHECKING:
     from onnxlm.models.checkpoint import Checkpoint
-
-# The first pattern that a tensor's name holds decides: an attention's own norm counts as a norm.
-_COMPONENTS = (
-    ("norms", re.compile(r"norm|(^|\.)ln_")),
-    ("head", re.compile(r"(^|\.)(lm_head|embed_out|output)\.")),
-    ("embedding", re.compile(r"embed|(^|\.)w[tp]e\.")),
-    ("attention", re.compile(r"attn|attention")),
-    ("mlp", re.compile(r"mlp|ffn|feed_forward|experts|(^|\.)fc[12]\.")),
-    ("rotary tables", re.compile(r"^rope_")),
-)
-_OTHER = "other"
-
-
-@dataclass(frozen=True)
-class Component:
-    """One kind of weights.
-
-    Attributes:
-        name: "embedding", "attention", "mlp", "norms", "head", "rotary tables" or "other".
-        parameters: How many numbers the model has there; None where that is not known.
-        bytes: What they take in the source's files.
-        tied_to: The component that serves as this one; it is counted there.
-    """
-
-    name: str
-    parameters: int | None
-    bytes: int
-    tied_to: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,11 +50,14 @@ class Inspection:
 
     Attributes:
         source: What was inspected.
-        kind: "package", "huggingface", "gguf" or "config" (a config.json without weights).
+        kind: "package", "huggingface", "gguf", "config" (a config.json without weights) or "preset" (one of
+            `onnxlm.models.presets`).
         model_type: The model family.
         context_length: Most positions the model was made for; None where that is not known.
         components: Weights by kind; empty when only the cache is known.
         kv_cache: The cache of one row; None for what has none or whose cache is not known.
+        active_parameters: Of how many a token makes use, where experts take turns; None where all, or where
+            it is not known.
         notes: What limits these figures.
         package: The package, if it is one.
     """
@@ -93,15 +68,17 @@ class Inspection:
     context_length: int | None
     components: tuple[Component, ...]
     kv_cache: KvCache | None
+    active_parameters: int | None = None
     notes: tuple[str, ...] = ()
     package: Package | None = field(default=None, repr=False)
 
 
 def inspect(source: str | Path, kv_lengths: Sequence[int] | None = None) -> Inspection:
-    """Look at a package, a checkpoint, or a config.json alone. No weight is read.
+    """Look at a package, a checkpoint, a config.json alone, or a preset. No weight is read or allocated.
 
     Args:
-        source: A package, what `onnxlm.models.checkpoint.read` accepts, or a config.json or its folder.
+        source: A package, what `onnxlm.models.checkpoint.read` accepts, a config.json or its folder, or the
+            name of a preset, unless something on disk is called so.
         kv_lengths: Lengths at which the cache is measured; a few up to the context when None.
 
     Raises:
@@ -112,13 +89,20 @@ def inspect(source: str | Path, kv_lengths: Sequence[int] | None = None) -> Insp
         raise InputError("length of a cache", found=wrong[0], allowed="1 and more")
     if is_package(source):
         return inspect_package(open_package(source), kv_lengths)
-    from onnxlm.config_inspection import config_without_weights, inspect_config
+    from onnxlm.config_inspection import config_without_weights, inspect_config, inspect_preset
     from onnxlm.models.checkpoint import read
 
+    if _is_plain_name(source):
+        return inspect_preset(str(source), kv_lengths)
     config = config_without_weights(Path(source))
     if config is not None:
         return inspect_config(config, kv_lengths)
     return _inspect_checkpoint(read(source), kv_lengths)
+
+
+def _is_plain_name(source: str | Path) -> bool:
+    """Whether this names neither a path that exists or could, nor a Hub id, nor a function in a file."""
+    return not Path(source).exists() and not set(str(source)) & set("/\\:")
 
 
 def inspect_package(package: Package, kv_lengths: Sequence[int] | None = None) -> Inspection:
@@ -129,13 +113,12 @@ def inspect_package(package: Package, kv_lengths: Sequence[int] | None = None) -
     for name in manifest.graphs:
         sizes |= tensor_bytes(package.graph_path(name))  # shared tensors have one name
     notes: tuple[str, ...] = ()
+    shapes, tied, active = {}, bool(raw.get("tie_word_embeddings")), None
     try:
-        shapes, tied = _parameters(raw)
+        shapes, tied, active = _parameters(raw)
     except ModuleNotFoundError:
-        shapes, tied = {}, bool(raw.get("tie_word_embeddings"))
         notes = ("parameters are counted where the 'export' extra is installed",)
     except ConfigError:  # a model of the user's own
-        shapes, tied = {}, bool(raw.get("tie_word_embeddings"))
         notes = (f"'{manifest.architecture}' is no family: parameters are not counted",)
     return Inspection(
         source=str(package.path),
@@ -146,16 +129,18 @@ def inspect_package(package: Package, kv_lengths: Sequence[int] | None = None) -
         kv_cache=kv_cache_of(
             manifest.states, raw.get("num_attention_heads"), kv_lengths, manifest.context_length
         ),
+        active_parameters=active,
         notes=notes,
         package=package,
     )
 
 
 def _inspect_checkpoint(checkpoint: Checkpoint, kv_lengths: Sequence[int] | None) -> Inspection:
-    from onnxlm.config_inspection import states_of
+    from onnxlm.config_inspection import active_parameters, states_of
     from onnxlm.models.checkpoint.matching import outline
 
     config = checkpoint.config
+    module = outline(checkpoint.architecture, config)
     return Inspection(
         source=str(checkpoint.path),
         kind=checkpoint.kind,
@@ -167,58 +152,22 @@ def _inspect_checkpoint(checkpoint: Checkpoint, kv_lengths: Sequence[int] | None
             config.tie_word_embeddings,
         ),
         kv_cache=kv_cache_of(
-            states_of(outline(checkpoint.architecture, config).state_shapes),
+            states_of(module.state_shapes),
             config.num_attention_heads,
             kv_lengths,
             config.max_position_embeddings,
         ),
+        active_parameters=active_parameters(module),
     )
 
 
-def _parameters(raw: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], bool]:
-    """Shapes of the parameters that a config gives, and whether the head is tied."""
-    from onnxlm.config_inspection import parse
+def _parameters(raw: Mapping[str, Any]) -> tuple[dict[str, tuple[int, ...]], bool, int | None]:
+    """Shapes of the parameters that a config gives, whether the head is tied, how many a token uses."""
+    from onnxlm.config_inspection import active_parameters, parse
 
     config, module = parse(raw, "config.json")
     shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    return shapes, config.tie_word_embeddings
-
-
-def components_of(
-    sizes: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]], tied: bool
-) -> tuple[Component, ...]:
-    """Sum tensors by component, in the order of `_COMPONENTS`.
-
-    Args:
-        sizes: Bytes by tensor name.
-        shapes: Shapes of parameters by name; empty when they are not known.
-        tied: The embedding serves as the head.
-    """
-    size: dict[str, int] = {}
-    count: dict[str, int] = {}
-    for name, nbytes in sizes.items():
-        part = component_of(name)
-        size[part] = size.get(part, 0) + nbytes
-    for name, shape in shapes.items():
-        part = component_of(name)
-        count[part] = count.get(part, 0) + _product(shape)
-    order = ("embedding", "attention", "mlp", "norms", "head", "rotary tables", _OTHER)
-    return tuple(
-        Component(
-            name,
-            # What a config does not list has no parameters of its own: tables and constants of a graph.
-            count.get(name, 0) if shapes else None,
-            size.get(name, 0),
-            "embedding" if name == "head" and tied else None,
-        )
-        for name in order
-        if name in size or name in count or (name == "head" and tied)
-    )
-
-
-def component_of(name: str) -> str:
-    """The component that a tensor of this name belongs to."""
-    return next((part for part, pattern in _COMPONENTS if pattern.search(name)), _OTHER)
+    return shapes, config.tie_word_embeddings, active_parameters(module)
 
 
 def kv_cache_of(
@@ -268,13 +217,3 @@ def _usual_lengths(context_length: int | None) -> Iterable[int]:
     if context_length is None:
         return (1024, 4096)
     return sorted({*(n for n in (1024, 4096) if n < context_length), context_length})
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    product = 1
-    for dim in shape:
-        product *= dim
-    return product
-
-
-__all__ = ["Component", "Inspection", "KvCache", "inspect", "inspect_package"]

@@ -81,7 +81,52 @@ def test_tables(tiny_package: Path) -> None:
     assert rows["head"][1:4] == ["tied", "to", "embedding"]
     assert rows["total"][1] == f"{sum(PARAMETERS.values()):,}"
     assert rows["40"][1] == f"{40 * KV_BYTES_PER_TOKEN:,}"
+    share = PARAMETERS["mlp"] / sum(PARAMETERS.values())
+    assert rows["mlp"][1:3] == [f"{PARAMETERS['mlp']:,}", f"{share:.3%}"]
+    assert "biases" not in ran.out
     assert "precision fp32, lowering ort" in lines
+
+
+def test_gpt3() -> None:
+    """The table of its parameters, and what a token takes in the cache."""
+    ran = run_process("inspect", "gpt3-175b", "--kv-lengths", "2048,100000")
+    assert ran.code == 0
+    assert ran.out.splitlines() == [
+        "gpt3-175b: gpt3 (preset), context 2048",
+        "",
+        "component                               parameters    share  of them biases     bytes",
+        "embedding                              617,558,016   0.354%               0    1.2 GB",
+        "positions                               25,165,824   0.014%               0   50.3 MB",
+        "attention                           57,986,777,088  33.210%       4,718,592  116.0 GB",
+        "mlp                                115,970,015,232  66.419%       5,898,240  231.9 GB",
+        "norms                                    4,743,168   0.003%               0    9.5 MB",
+        "head            tied to embedding                0                        0       0 B",
+        "total                              174,604,259,328               10,616,832  349.2 GB",
+        "without biases                     174,593,642,496",
+        "",
+        "KV cache: MHA, 96 layers x 96 key-value heads x 128 (96 query heads), float16, "
+        "4,718,592 bytes (4.5 MiB) a token",
+        " tokens            bytes     memory",
+        "  2,048    9,663,676,416    9.0 GiB",
+        "100,000  471,859,200,000  439.5 GiB",
+    ]
+    assert "counted with 16 bits each" in ran.err
+    assert "Table 2.1" in ran.err
+
+
+def test_a_preset_as_json(cli: Cli) -> None:
+    ran = cli("inspect", "mixtral-8x7b", "--json")
+    said = json.loads(ran.out)
+    assert (said["kind"], said["model_type"]) == ("preset", "mixtral")
+    assert said["active_parameters"] == 12_879_925_248
+    assert said["components"]["mlp"]["parameters"] == 45_098_205_184
+
+
+def test_a_name_that_is_no_preset(cli: Cli) -> None:
+    ran = cli("inspect", "gpt3-175")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.startswith("error: gpt3-175: no such file, folder or preset; allowed: ")
+    assert "gpt3-175b, " in ran.err
 
 
 def test_what_cannot_be_inspected(cli: Cli, tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from onnxlm.cli.summary import package_facts, pairs
-from onnxlm.cli.terminal import note, print_json, print_table, size
+from onnxlm.cli.terminal import memory, note, print_json, print_table, size
 from onnxlm.errors import InputError
 
 if TYPE_CHECKING:
-    from onnxlm.inspection import Component, Inspection, KvCache
+    from onnxlm.components import Component
+    from onnxlm.inspection import Inspection, KvCache
     from onnxlm.package import Package
 
 
@@ -20,12 +21,15 @@ if TYPE_CHECKING:
 class Inspect:
     """Show what a model is made of: parameters and bytes per component, and what its cache takes.
 
-    SOURCE is a package, a Hugging Face folder, a GGUF file, a Hub id, or a config.json without weights.
+    SOURCE is a package, a Hugging Face folder, a GGUF file, a Hub id, a config.json without weights, or the
+    name of a model whose sizes are known, as gpt3-175b; a name that is not known lists those that are.
     """
 
     source: Annotated[
         str,
-        typer.Argument(metavar="SOURCE", help="Package, model or config.json.", show_default=False),
+        typer.Argument(
+            metavar="SOURCE", help="Package, model, config.json or preset.", show_default=False
+        ),
     ]
     kv_lengths: Annotated[
         str | None,
@@ -36,6 +40,7 @@ class Inspect:
     examples: ClassVar[tuple[str, ...]] = (
         "onnxlm inspect smollm2-int8",
         "onnxlm inspect SmolLM2-135M-Instruct.Q4_1.gguf --kv-lengths 1,2048,8192",
+        "onnxlm inspect gpt3-175b",
     )
 
     def run(self) -> None:
@@ -70,6 +75,8 @@ def _print(found: Inspection) -> None:
     if found.components:
         print()
         _print_components(found.components)
+    if found.active_parameters is not None:
+        print(f"of these a token uses {found.active_parameters:,}")
     if found.kv_cache is not None:
         print()
         _print_cache(found.kv_cache)
@@ -81,29 +88,45 @@ def _print(found: Inspection) -> None:
 
 
 def _print_components(components: tuple[Component, ...]) -> None:
+    counts = [part.parameters for part in components if part.parameters is not None]
+    biases = sum(part.biases or 0 for part in components)
+    total = sum(counts)
     rows = [
         (
             part.name,
             f"tied to {part.tied_to}" if part.tied_to else "",
-            "-" if part.parameters is None else f"{part.parameters:,}",
+            _number(part.parameters),
+            f"{part.parameters / total:.3%}" if part.parameters and total else "",
+            _number(part.biases),
             size(part.bytes),
         )
         for part in components
     ]
-    known = [part.parameters for part in components if part.parameters is not None]
-    total = f"{sum(known):,}" if known else "-"
-    rows.append(("total", "", total, size(sum(part.bytes for part in components))))
-    print_table(("component", "", "parameters", "bytes"), rows, left=2)
+    stored = size(sum(part.bytes for part in components))
+    rows.append(("total", "", f"{total:,}" if counts else "-", "", f"{biases:,}", stored))
+    if biases:
+        rows.append(("without biases", "", f"{total - biases:,}", "", "", ""))
+    shown = [0, 1, 2, 3, *([4] if biases else []), 5]
+    header = ("component", "", "parameters", "share", "of them biases", "bytes")
+    print_table(_columns(header, shown), [_columns(row, shown) for row in rows], left=2)
+
+
+def _number(count: int | None) -> str:
+    return "-" if count is None else f"{count:,}"
+
+
+def _columns(row: tuple[str, ...], shown: list[int]) -> tuple[str, ...]:
+    return tuple(row[i] for i in shown)
 
 
 def _print_cache(cache: KvCache) -> None:
     print(
         f"KV cache: {cache.attention}, {cache.layers} layers x {cache.kv_heads} key-value heads "
         f"x {cache.head_dim} ({cache.query_heads} query heads), {cache.dtype}, "
-        f"{cache.bytes_per_token:,} bytes a token"
+        f"{cache.bytes_per_token:,} bytes ({memory(cache.bytes_per_token)}) a token"
     )
-    rows = [(f"{length:,}", f"{n:,}", size(n)) for length, n in cache.bytes_at.items()]
-    print_table(("tokens", "bytes", "size"), rows, left=0)
+    rows = [(f"{length:,}", f"{n:,}", memory(n)) for length, n in cache.bytes_at.items()]
+    print_table(("tokens", "bytes", "memory"), rows, left=0)
 
 
 def _print_package(package: Package) -> None:
@@ -132,6 +155,7 @@ def _facts(found: Inspection) -> dict[str, Any]:
         "model_type": found.model_type,
         "context_length": found.context_length,
         "components": {part.name: _without_name(part) for part in found.components},
+        "active_parameters": found.active_parameters,
         "kv_cache": None if found.kv_cache is None else asdict(found.kv_cache),
         "notes": list(found.notes),
     }

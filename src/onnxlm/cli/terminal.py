@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich import progress as rich_progress
 
 _UNITS = ("kB", "MB", "GB", "TB")
+_BINARY_UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 def print_json(value: Any) -> None:
@@ -74,12 +75,21 @@ def _print_rich_table(header: Sequence[str], rows: Sequence[Sequence[str]], left
 
 
 def size(count: int) -> str:
-    """A number of bytes in decimal units: 141.3 MB."""
+    """A number of bytes in decimal units, as files have: 141.3 MB."""
+    return _in_units(count, 1000, _UNITS)
+
+
+def memory(count: int) -> str:
+    """A number of bytes in binary units, as memory has: 4.5 MiB."""
+    return _in_units(count, 1024, _BINARY_UNITS)
+
+
+def _in_units(count: int, step: int, units: Sequence[str]) -> str:
     value, unit = float(count), "B"
-    for larger in _UNITS:
-        if value < 1000:
+    for larger in units:
+        if value < step:
             break
-        value, unit = value / 1000, larger
+        value, unit = value / step, larger
     return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
 
 
