@@ -60,6 +60,22 @@ def asymmetric_scale(blocks: Float, bits: int) -> tuple[Float, Float]:
     return scale, low + scale * np.float32(2 ** (bits - 1))
 
 
+def short_scale(scale: Float) -> Float:
+    """A scale that 16 bits hold, a little larger so that no value is clipped; float32, as given.
+
+    Half floats have 11 significant bits, and fewer below 2 ** -14. Where that would widen a step by more than
+    an eighth, or a scale is beyond them, all stay as they are.
+    """
+    with np.errstate(over="ignore"):
+        half = scale.astype(np.float16)
+        # What is within the rounding of a float32 division is the same number.
+        short = np.abs(half.astype(np.float32)) < np.abs(scale) * np.float32(1 - 1e-6)
+        away = np.nextafter(half, np.copysign(np.float16(np.inf), scale.astype(np.float16)))
+    chosen: Float = np.where(short, away, half).astype(np.float32)
+    fits = np.isfinite(chosen).all() and (np.abs(chosen) <= np.abs(scale) * np.float32(1.125)).all()
+    return chosen if fits else scale
+
+
 def encode(
     weight: Float, bits: int, block_size: int, scale: Float, offset: Float | None = None
 ) -> QuantizedTensor:
@@ -85,7 +101,7 @@ def encode(
 
 
 def round_to_nearest(
-    weight: Float, bits: int, block_size: int, *, symmetric: bool = True
+    weight: Float, bits: int, block_size: int, *, symmetric: bool = True, short_scales: bool = False
 ) -> QuantizedTensor:
     """The plain quantizer: each block's range from its own values, each value to the nearest code.
 
@@ -96,6 +112,7 @@ def round_to_nearest(
         bits: 4 or 8.
         block_size: Columns that share a scale.
         symmetric: Whether the centre code stands for zero.
+        short_scales: Whether symmetric blocks take scales that can be stored in 16 bits.
 
     Raises:
         QuantizationError: The weight holds NaN or infinity.
@@ -105,7 +122,8 @@ def round_to_nearest(
         raise QuantizationError("weight holds NaN or infinity", fix="check the checkpoint")
     blocks = split_blocks(weight, block_size)
     if symmetric:
-        return encode(weight, bits, block_size, symmetric_scale(blocks, bits))
+        scale = symmetric_scale(blocks, bits)
+        return encode(weight, bits, block_size, short_scale(scale) if short_scales else scale)
     scale, offset = asymmetric_scale(blocks, bits)
     return encode(weight, bits, block_size, scale, offset)
 

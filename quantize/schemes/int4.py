@@ -28,12 +28,12 @@ def _block_size(shape: tuple[int, ...]) -> int:
 def _weight(weight: NDArray[np.float32], statistics: Statistics | None) -> QuantizedTensor:
     size = _block_size(weight.shape)
     if statistics is None or statistics.hessian is None:
-        return round_to_nearest(weight, 4, size)
+        return round_to_nearest(weight, 4, size, short_scales=True)
     return compensated(weight, statistics.hessian, 4, size)
 
 
 def _head(weight: NDArray[np.float32], statistics: Statistics | None) -> QuantizedTensor:
-    return round_to_nearest(weight, 8, _HEAD_BLOCK)
+    return round_to_nearest(weight, 8, _HEAD_BLOCK, short_scales=True)
 
 
 SCHEME = Scheme(

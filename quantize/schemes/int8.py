@@ -14,7 +14,7 @@ _BLOCK = 32
 
 
 def _nearest(weight: NDArray[np.float32], statistics: Statistics | None) -> QuantizedTensor:
-    return round_to_nearest(weight, 8, _BLOCK)
+    return round_to_nearest(weight, 8, _BLOCK, short_scales=True)
 
 
 SCHEME = Scheme(

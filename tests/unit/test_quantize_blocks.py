@@ -85,6 +85,26 @@ def test_one_scale_a_row() -> None:
     np.testing.assert_allclose(tensor.scale[:, 0], np.abs(weight).max(axis=1) / 127, rtol=1e-6)
 
 
+@given(formats, st.integers(0, 2**32 - 1))
+def test_short_scales_fit_sixteen_bits_and_clip_nothing(
+    form: tuple[int, int, int], seed: int
+) -> None:
+    bits, size, columns = form
+    weight = hot_weight(seed, 5, columns)
+    tensor = blocks.round_to_nearest(weight, bits, size, short_scales=True)
+    exact = blocks.round_to_nearest(weight, bits, size).scale
+    assert np.array_equal(tensor.scale.astype(np.float16).astype(np.float32), tensor.scale)
+    assert (np.abs(tensor.scale) >= np.abs(exact) * (1 - 1e-6)).all()
+    assert (np.abs(tensor.scale) <= np.abs(exact) * 1.125).all()
+
+
+@pytest.mark.parametrize("factor", [1e-8, 1e8])
+def test_scales_that_sixteen_bits_do_not_hold_stay(factor: float) -> None:
+    weight = hot_weight(1, 5, 64) * np.float32(factor)
+    short = blocks.round_to_nearest(weight, 8, 32, short_scales=True)
+    assert np.array_equal(short.scale, blocks.round_to_nearest(weight, 8, 32).scale)
+
+
 def test_not_finite_is_refused() -> None:
     weight = np.ones((2, 32), np.float32)
     weight[1, 3] = np.nan
