@@ -45,18 +45,19 @@ class GgufFamily:
 
     Attributes:
         architecture: The file's `general.architecture`.
-        config: (metadata without the architecture prefix, all metadata) -> Hugging Face config.
-        rules: What becomes of the file's tensors, by name template.
+        config: Metadata -> Hugging Face config.
+        rules: What becomes of the file's tensors, by name template; "{e}" stands for the number of a matrix
+            in a tensor that holds one for each expert.
         permuted: Name template -> config field of its head count: rows stored in llama.cpp's interleaved
             rotary order that loading must undo.
-        flags: Config key -> GGUF tensor whose presence makes it true: the metadata does not say.
+        applies: Which files it reads, where families share one `general.architecture`.
     """
 
     architecture: str
-    config: Callable[[FamilyMetadata, Mapping[str, Any]], dict[str, Any]]
+    config: Callable[[FamilyMetadata], dict[str, Any]]
     rules: Rules
     permuted: Mapping[str, str] = field(default_factory=dict)
-    flags: Mapping[str, str] = field(default_factory=dict)
+    applies: Callable[[FamilyMetadata], bool] = lambda own: True
 
 
 _ARCHITECTURES = Registry(

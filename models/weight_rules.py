@@ -21,10 +21,12 @@ class Cut:
         names: Templates of the parameters.
         pieces: (stored tensor, config) -> the parameters' values, in the order of the names. It must work on
             the meta device too: shapes are known before anything is read.
+        rows: Each piece is some of the rows, unchanged, so that codes in blocks of a row can be cut as well.
     """
 
     names: tuple[str, ...]
     pieces: Callable[[Tensor, Any], Sequence[Tensor]]
+    rows: bool = False
 
 
 @dataclass(frozen=True)

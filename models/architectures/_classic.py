@@ -54,7 +54,7 @@ class ClassicConfig(ModelConfig):
 
 
 def classic_fields(
-    reader: ConfigReader, *, act: str, tied: bool, positions: int = 2048
+    reader: ConfigReader, *, act: str, tied: bool, positions: int = 2048, fourfold: bool = True
 ) -> dict[str, Any]:
     """Fields of `ClassicConfig` but `num_key_value_heads`, after `reader.spelled`.
 
@@ -63,12 +63,14 @@ def classic_fields(
         act: `hidden_act` where the config does not say.
         tied: Whether head and embedding are one where the config does not say.
         positions: `max_position_embeddings` where the config does not say.
+        fourfold: `intermediate_size` is 4 * hidden_size where the config does not say; it has to, otherwise.
     """
     fields = reader.model_fields(tied, positions)
     reader.divides("num_attention_heads", "hidden_size")
+    inner = 4 * fields["hidden_size"] if fourfold else None
     return {
         **fields,
-        "intermediate_size": reader.positive("intermediate_size", 4 * fields["hidden_size"]),
+        "intermediate_size": reader.positive("intermediate_size", inner),
         "layer_norm_eps": reader.get("layer_norm_eps", float, 1e-5),
         "hidden_act": reader.activation(default=act),
         "num_key_value_heads": fields["num_attention_heads"],

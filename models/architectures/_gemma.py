@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import ATTENTION, MLP, OUTER
 from onnxlm.models.architectures._windows import WindowedConfig
 from onnxlm.models.config import ConfigReader
@@ -13,6 +14,9 @@ from onnxlm.models.layers.attention import AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
 from onnxlm.models.layers.decoder import Scaling
 from onnxlm.models.weight_rules import Rules, raised, under
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 GELU = "gelu_pytorch_tanh"
 
@@ -75,6 +79,26 @@ def gemma_rules(norms: Iterable[str]) -> Rules:
         **under("model.layers.{i}", {**ATTENTION, **MLP}),
         **{f"model.{layer}{name}.weight": raised(f"{layer}{name}.weight") for name in norms},
         "model.norm.weight": raised("norm.weight"),
+    }
+
+
+def gguf_gemma_config(
+    own: FamilyMetadata, config: Mapping[str, Any], layers_27b: int
+) -> dict[str, Any]:
+    """What Gemma 2 and 3 have besides in a GGUF file.
+
+    Args:
+        own: The metadata.
+        config: The usual keys, read already.
+        layers_27b: Layers of the size whose scores are scaled by hidden_size / num_attention_heads. The
+            metadata does not say it; llama.cpp knows that size by its layers too.
+    """
+    by_hidden = config["hidden_size"] // config["num_attention_heads"]
+    large = config["num_hidden_layers"] == layers_27b
+    return {
+        "hidden_activation": GELU,
+        "query_pre_attn_scalar": by_hidden if large else config["head_dim"],
+        "attention_bias": gguf.attention_biases(own),
     }
 
 

@@ -5,6 +5,11 @@ Source: BigScience, "BLOOM" (2022), section 3.2: positions by ALiBi, a norm behi
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from gguf.constants import MODEL_ARCH, MODEL_TENSOR, Keys
+
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._classic import (
     ATTENTION_BUFFERS,
     GPT2_KEYS,
@@ -20,8 +25,11 @@ from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
 from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
 from onnxlm.models.layers.distance_bias import alibi_table
-from onnxlm.models.registry import Architecture
+from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import Rule, Rules, under
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 # `seq_length` is the length of training: ALiBi has no table that would end.
 _KEYS = {**GPT2_KEYS, "hidden_size": "n_embed", "max_position_embeddings": "seq_length"}
@@ -94,11 +102,28 @@ def _rules(prefix: str) -> Rules:
     }
 
 
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    config = gguf.base_config(own, "bloom", "BloomForCausalLM")
+    own.only(Keys.Attention.HEAD_COUNT_KV, own[Keys.Attention.HEAD_COUNT])
+    return {
+        **{_KEYS.get(key, key): value for key, value in config.items()},
+        _KEYS["layer_norm_eps"]: own[Keys.Attention.LAYERNORM_EPS],
+    }
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
     # The published checkpoints were saved without the outer module.
     rules={**_rules(""), **_rules("transformer."), "lm_head.weight": "lm_head.weight"},
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.BLOOM),
+        config=_gguf_config,
+        rules={
+            **gguf.named({**gguf.LAYER, MODEL_TENSOR.TOKEN_EMBD_NORM: "embed_norm"}),
+            **gguf.packed_qkv(),
+        },
+    ),
     tiny={
         "model_type": "bloom",
         "vocab_size": 96,

@@ -6,9 +6,12 @@ Source: Cohere, "Command R" (2024), as transformers has it. Rotary pairs are nei
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from gguf.constants import MODEL_ARCH, MODEL_TENSOR, Keys
 from torch import nn
 
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import (
     LAYER,
     OUTER,
@@ -21,8 +24,11 @@ from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
 from onnxlm.models.layers.decoder import DecoderLM, ParallelLayer, Scaling
 from onnxlm.models.layers.norm import HeadNorm, LayerNorm
-from onnxlm.models.registry import Architecture
+from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import under
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +81,27 @@ def _build(config: CohereConfig) -> DecoderLM:
     return rotary_lm(config, layers, norm(), scaling=Scaling(logits=config.logit_scale))
 
 
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    own.only(Keys.Rope.DIMENSION_COUNT, gguf.head_dim(own))
+    return {
+        **gguf.grouped_config(own, "cohere", "CohereForCausalLM"),
+        **gguf.rope(own),
+        "layer_norm_eps": own[Keys.Attention.LAYERNORM_EPS],
+        "logit_scale": own.get(Keys.LLM.LOGIT_SCALE, 1.0),
+        "attention_bias": gguf.attention_biases(own),
+        "use_qk_norm": gguf.in_first_layer(own, MODEL_TENSOR.ATTN_Q_NORM),
+    }
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
     rules={**OUTER, **under("model.layers.{i}", {**LAYER, **QK_NORMS})},
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.COMMAND_R),
+        config=_gguf_config,
+        rules=gguf.named({**gguf.LAYER, **gguf.QK_NORMS}),
+    ),
     tiny={
         "model_type": "cohere",
         "vocab_size": 96,

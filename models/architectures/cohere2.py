@@ -6,7 +6,11 @@ Source: Cohere, "Command A: An Enterprise-Ready Large Language Model" (2025), se
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from gguf.constants import MODEL_ARCH, Keys
+
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import LAYER, OUTER, gated_mlp, rotary_lm
 from onnxlm.models.architectures._windows import WindowedConfig, sliding_windows
 from onnxlm.models.config import ConfigReader
@@ -14,8 +18,11 @@ from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
 from onnxlm.models.layers.decoder import DecoderLM, ParallelLayer, Scaling
 from onnxlm.models.layers.norm import LayerNorm
-from onnxlm.models.registry import Architecture
+from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import under
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +94,29 @@ def _build(config: Cohere2Config) -> DecoderLM:
 
 _NAMES = {name: new for name, new in LAYER.items() if name != "post_attention_layernorm"}
 
+
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    own.only(Keys.Rope.DIMENSION_COUNT, gguf.head_dim(own))
+    return {
+        **gguf.grouped_config(own, "cohere2", "Cohere2ForCausalLM"),
+        **gguf.rope(own),
+        "layer_norm_eps": own[Keys.Attention.LAYERNORM_EPS],
+        "logit_scale": own[Keys.LLM.LOGIT_SCALE],
+        "attention_bias": gguf.attention_biases(own),
+        "sliding_window": own[Keys.Attention.SLIDING_WINDOW],
+        "layer_types": gguf.window_layers(own, 4),
+    }
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
     rules={**OUTER, **under("model.layers.{i}", _NAMES)},
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.COHERE2),
+        config=_gguf_config,
+        rules=gguf.named(gguf.LAYER),
+    ),
     tiny={
         "model_type": "cohere2",
         "vocab_size": 96,

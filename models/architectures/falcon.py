@@ -8,11 +8,14 @@ head (RW).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
+from gguf.constants import MODEL_ARCH, MODEL_TENSOR, Keys
 from torch import Tensor
 
 from onnxlm.errors import ConfigError
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._classic import (
     ATTENTION_BUFFERS,
     ClassicConfig,
@@ -28,8 +31,11 @@ from onnxlm.models.layers.cached_attention import AttentionSpec
 from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM, ParallelLayer
 from onnxlm.models.layers.distance_bias import alibi_slopes
 from onnxlm.models.layers.rotary import RopeConfig, rope_tables
-from onnxlm.models.registry import Architecture
-from onnxlm.models.weight_rules import under
+from onnxlm.models.registry import Architecture, GgufFamily
+from onnxlm.models.weight_rules import Either, under
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 _KEYS = {
     "intermediate_size": "ffn_hidden_size",
@@ -158,6 +164,35 @@ _MODULES = {
     "mlp.dense_4h_to_h": "mlp.down_proj",
 }
 
+
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    own.only(Keys.LLM.TENSOR_DATA_LAYOUT, "jploski")  # queries, keys and values one behind another
+    own.only(Keys.Rope.DIMENSION_COUNT, gguf.head_dim(own))
+    config = gguf.base_config(own, "falcon", "FalconForCausalLM")
+    grouped = gguf.kv_heads(own) > 1
+    return {
+        **{_KEYS.get(key, key): value for key, value in config.items()},
+        **gguf.rope(own),
+        _KEYS["layer_norm_eps"]: own[Keys.Attention.LAYERNORM_EPS],
+        _KEYS["hidden_act"]: "gelu",
+        "bias": gguf.in_first_layer(own, MODEL_TENSOR.ATTN_QKV, "bias"),
+        "multi_query": True,
+        "parallel_attn": True,
+        "new_decoder_architecture": grouped,
+        "num_kv_heads": gguf.kv_heads(own),
+        "num_ln_in_parallel_attn": 2 if gguf.in_first_layer(own, MODEL_TENSOR.ATTN_NORM_2) else 1,
+    }
+
+
+# The norm of the feed-forward block takes the place of the only one where there are two.
+_NORMS = {
+    f"{gguf.stored_name(MODEL_TENSOR.ATTN_NORM, part)}": Either(
+        (f"layers.{{i}}.post_attention_layernorm.{part}", f"layers.{{i}}.input_layernorm.{part}")
+    )
+    for part in ("weight", "bias")
+}
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
@@ -170,6 +205,15 @@ ARCHITECTURE = Architecture(
         **packed_by_group(f"{_PREFIX}.self_attention.query_key_value"),
         **{f"{_PREFIX}.self_attention.{name}": None for name in ATTENTION_BUFFERS},
     },
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.FALCON),
+        config=_gguf_config,
+        rules={
+            **gguf.named({**gguf.LAYER, MODEL_TENSOR.ATTN_NORM_2: "input_layernorm"}),
+            **_NORMS,
+            **gguf.packed_qkv(),
+        },
+    ),
     tiny={
         "model_type": "falcon",
         "vocab_size": 96,

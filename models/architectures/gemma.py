@@ -5,13 +5,21 @@ Source: Gemma Team, "Gemma: Open Models Based on Gemini Research and Technology"
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from gguf.constants import MODEL_ARCH
+
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import NORMS, gated_mlp, rms_norm, rotary_lm
 from onnxlm.models.architectures._gemma import GELU, gemma_fields, gemma_rules
 from onnxlm.models.config import ConfigReader, RotaryConfig
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
 from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM, Scaling
-from onnxlm.models.registry import Architecture
+from onnxlm.models.registry import Architecture, GgufFamily
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
 def _parse_config(reader: ConfigReader) -> RotaryConfig:
@@ -45,10 +53,20 @@ def _build(config: RotaryConfig) -> DecoderLM:
     return rotary_lm(config, layers, rms_norm(config), scaling=scaling)
 
 
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    config = gguf.rotary_config(own, "gemma", "GemmaForCausalLM")
+    return config | {"hidden_act": GELU, "attention_bias": gguf.attention_biases(own)}
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
     rules=gemma_rules(NORMS),
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.GEMMA),
+        config=_gguf_config,
+        rules=gguf.named(gguf.LAYER),  # 1 is added to the norms' weights already
+    ),
     tiny={
         "model_type": "gemma",
         "vocab_size": 96,

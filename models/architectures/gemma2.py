@@ -5,6 +5,11 @@ Source: Gemma Team, "Gemma 2: Improving Open Language Models at a Practical Size
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from gguf.constants import MODEL_ARCH, Keys
+
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import gated_mlp, rms_norm, rotary_lm
 from onnxlm.models.architectures._gemma import (
     GELU,
@@ -15,12 +20,16 @@ from onnxlm.models.architectures._gemma import (
     gemma_rules,
     gemma_scaling,
     gemma_spec,
+    gguf_gemma_config,
 )
 from onnxlm.models.architectures._windows import sliding_windows
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.attention import Attention
 from onnxlm.models.layers.decoder import DecoderLM, SandwichLayer
-from onnxlm.models.registry import Architecture
+from onnxlm.models.registry import Architecture, GgufFamily
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
 def _parse_config(reader: ConfigReader) -> GemmaConfig:
@@ -58,10 +67,27 @@ def _build(config: GemmaConfig) -> DecoderLM:
     return rotary_lm(config, layers, rms_norm(config), scaling=gemma_scaling(config))
 
 
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    own.only(Keys.Rope.SCALING_TYPE, "none")
+    config = gguf.rotary_config(own, "gemma2", "Gemma2ForCausalLM")
+    return config | {
+        **gguf_gemma_config(own, config, layers_27b=46),
+        "attn_logit_softcapping": own.get(Keys.LLM.ATTN_LOGIT_SOFTCAPPING, 50.0),
+        "final_logit_softcapping": own.get(Keys.LLM.FINAL_LOGIT_SOFTCAPPING, 30.0),
+        "sliding_window": own.get(Keys.Attention.SLIDING_WINDOW, 4096),
+        "layer_types": gguf.window_layers(own, 2),
+    }
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
     rules=gemma_rules(SANDWICH),
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.GEMMA2),
+        config=_gguf_config,
+        rules=gguf.named({**gguf.OUTER, **gguf.ATTENTION, **gguf.MLP, **gguf.SANDWICH}),
+    ),
     tiny={
         "model_type": "gemma2",
         "vocab_size": 96,

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from gguf.constants import MODEL_ARCH, Keys
 
 from onnxlm.errors import ConfigError
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import embedding_and_head, gated_mlp, rms_norm
 from onnxlm.models.architectures._gemma import (
     GELU,
@@ -20,6 +23,7 @@ from onnxlm.models.architectures._gemma import (
     gemma_rules,
     gemma_scaling,
     gemma_spec,
+    gguf_gemma_config,
 )
 from onnxlm.models.architectures._windows import FULL, SLIDING, sliding_windows
 from onnxlm.models.config import ConfigReader
@@ -27,8 +31,11 @@ from onnxlm.models.layers.attention import Attention
 from onnxlm.models.layers.decoder import DecoderLM, SandwichLayer
 from onnxlm.models.layers.norm import RMSNorm
 from onnxlm.models.layers.rotary import RopeConfig, rope_tables
-from onnxlm.models.registry import Architecture
+from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.rope_reading import read_rope
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 _SOURCE = "config.json"
 _NAMES = {FULL: "default", SLIDING: "local"}
@@ -122,10 +129,34 @@ def _build(config: Gemma3Config) -> DecoderLM:
     )
 
 
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    config = gguf.rotary_config(own, "gemma3_text", "Gemma3ForCausalLM")
+    window = own.get(Keys.Attention.SLIDING_WINDOW, 0)
+    scaling = config.pop("rope_scaling", {})
+    ropes = {
+        FULL: {"rope_theta": config.pop("rope_theta"), **scaling},
+        SLIDING: {"rope_theta": own.get(Keys.Rope.FREQ_BASE_SWA, 10_000.0)},
+    }
+    return config | {
+        **gguf_gemma_config(own, config, layers_27b=62),
+        "rope_parameters": {name: {"rope_type": "default", **rope} for name, rope in ropes.items()},
+        "final_logit_softcapping": own.get(Keys.LLM.FINAL_LOGIT_SOFTCAPPING),
+        "sliding_window": window,
+        "layer_types": gguf.window_layers(own, 6 if window else 1),
+    }
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
     rules=gemma_rules((*SANDWICH, "self_attn.q_norm", "self_attn.k_norm")),
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.GEMMA3),
+        config=_gguf_config,
+        rules=gguf.named(
+            {**gguf.OUTER, **gguf.ATTENTION, **gguf.MLP, **gguf.SANDWICH, **gguf.QK_NORMS}
+        ),
+    ),
     tiny={
         "model_type": "gemma3_text",
         "vocab_size": 96,

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from gguf.constants import MODEL_ARCH, MODEL_TENSOR, Keys
 from torch import Tensor
 
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._classic import (
     ATTENTION_BUFFERS,
     GPT2_KEYS,
@@ -26,8 +29,11 @@ from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
 from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
 from onnxlm.models.layers.position_embedding import LearnedPositions
-from onnxlm.models.registry import Architecture
+from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import Cut, Rule, Rules, transposed
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,11 +127,29 @@ def _rules(prefix: str) -> Rules:
     }
 
 
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    config = gguf.base_config(own, "gpt2", "GPT2LMHeadModel")
+    spelled = {GPT2_KEYS.get(key, key): value for key, value in config.items()}
+    return spelled | {
+        GPT2_KEYS["layer_norm_eps"]: own[Keys.Attention.LAYERNORM_EPS],
+        GPT2_KEYS["hidden_act"]: "gelu_new",
+    }
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
     # The first checkpoints were saved without the outer module.
     rules={**_rules(""), **_rules("transformer."), "lm_head.weight": "lm_head.weight"},
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.GPT2),
+        config=_gguf_config,
+        # Products are stored as [outputs, inputs] here.
+        rules={
+            **gguf.named({**gguf.LAYER, MODEL_TENSOR.POS_EMBD: "embed_positions"}),
+            **gguf.packed_qkv(),
+        },
+    ),
     tiny={
         "model_type": "gpt2",
         "vocab_size": 96,

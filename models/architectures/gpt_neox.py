@@ -7,7 +7,11 @@ with a norm of its own; a part of each head's widths turns.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from gguf.constants import MODEL_ARCH, MODEL_TENSOR, Keys
+
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._classic import (
     ATTENTION_BUFFERS,
     ClassicConfig,
@@ -22,8 +26,11 @@ from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
 from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM, ParallelLayer
 from onnxlm.models.layers.rotary import RopeConfig, rope_tables
-from onnxlm.models.registry import Architecture
+from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import under
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +51,7 @@ class NeoxConfig(ClassicConfig):
 def _parse_config(reader: ConfigReader) -> NeoxConfig:
     reader.spelled({"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"})
     reader.unused("hidden_dropout", "classifier_dropout")
-    fields = classic_fields(reader, act="gelu", tied=False)
+    fields = classic_fields(reader, act="gelu", tied=False, fourfold=False)
     share = reader.rotary_share(0.25)
     config = NeoxConfig(
         **fields,
@@ -89,6 +96,20 @@ _MODULES = {
     "mlp.dense_4h_to_h": "mlp.down_proj",
 }
 
+
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    width = own[Keys.LLM.EMBEDDING_LENGTH] // own[Keys.Attention.HEAD_COUNT]
+    return {
+        **gguf.base_config(own, "gpt_neox", "GPTNeoXForCausalLM"),
+        **gguf.rope(own),
+        "rotary_pct": own[Keys.Rope.DIMENSION_COUNT] / width,
+        "layer_norm_eps": own[Keys.Attention.LAYERNORM_EPS],
+        "hidden_act": "gelu",
+        "attention_bias": gguf.in_first_layer(own, MODEL_TENSOR.ATTN_QKV, "bias"),
+        "use_parallel_residual": own.get(Keys.LLM.USE_PARALLEL_RESIDUAL, True),
+    }
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
@@ -101,6 +122,11 @@ ARCHITECTURE = Architecture(
         **packed_by_group(f"{_PREFIX}.attention.query_key_value"),
         **{f"{_PREFIX}.attention.{name}": None for name in ATTENTION_BUFFERS},
     },
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.GPTNEOX),
+        config=_gguf_config,
+        rules={**gguf.named(gguf.LAYER), **gguf.packed_qkv()},
+    ),
     tiny={
         "model_type": "gpt_neox",
         "vocab_size": 96,

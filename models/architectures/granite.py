@@ -6,14 +6,21 @@ Source: IBM, "Granite 3.0 Language Models" (2024), section 3.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from gguf.constants import MODEL_ARCH, MODEL_TENSOR, Keys
+
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import LAYER, OUTER, gated_mlp, rms_norm, rotary_lm
 from onnxlm.models.config import ConfigReader, RotaryConfig
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
 from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM, Scaling
-from onnxlm.models.registry import Architecture
+from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import under
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +74,29 @@ def _build(config: GraniteConfig) -> DecoderLM:
     return rotary_lm(config, layers, rms_norm(config), scaling=scaling)
 
 
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    own.only(Keys.Rope.SCALING_FINETUNED, True)  # false turns rotary positions off here
+    return {
+        **gguf.rotary_config(own, "granite", "GraniteForCausalLM"),
+        "attention_bias": gguf.attention_biases(own),
+        "mlp_bias": gguf.in_first_layer(own, MODEL_TENSOR.FFN_GATE, "bias"),
+        "embedding_multiplier": own.get(Keys.LLM.EMBEDDING_SCALE, 1.0),
+        "residual_multiplier": own.get(Keys.LLM.RESIDUAL_SCALE, 1.0),
+        "attention_multiplier": own.get(Keys.Attention.SCALE, gguf.head_dim(own) ** -0.5),
+        "logits_scaling": own.get(Keys.LLM.LOGIT_SCALE, 1.0),
+    }
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
     rules={**OUTER, **under("model.layers.{i}", LAYER)},
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.GRANITE),
+        config=_gguf_config,
+        rules=gguf.named(gguf.LAYER),
+        permuted=gguf.PERMUTED,
+    ),
     tiny={
         "model_type": "granite",
         "vocab_size": 96,

@@ -5,9 +5,11 @@ Source: Touvron et al., "LLaMA" (2023); Dubey et al., "The Llama 3 Herd of Model
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from gguf.constants import MODEL_ARCH, MODEL_TENSOR, Keys
+
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import LAYER, OUTER, gated_mlp, rms_norm, rotary_lm
 from onnxlm.models.config import ConfigReader, RotaryConfig
 from onnxlm.models.layers.attention import Attention, AttentionOptions
@@ -45,67 +47,24 @@ def _build(config: RotaryConfig) -> DecoderLM:
     return rotary_lm(config, [layer() for _ in range(config.num_hidden_layers)], rms_norm(config))
 
 
-def _gguf_config(own: FamilyMetadata, everything: Mapping[str, Any]) -> dict[str, Any]:
-    heads, hidden = own["attention.head_count"], own["embedding_length"]
-    head_dim = own.get("attention.key_length", hidden // heads)
-    own.only("attention.value_length", head_dim)
-    own.only("rope.dimension_count", head_dim)
-    config = {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": own.get("vocab_size", len(everything.get("tokenizer.ggml.tokens", ()))),
-        "hidden_size": hidden,
-        "intermediate_size": own["feed_forward_length"],
-        "num_hidden_layers": own["block_count"],
-        "num_attention_heads": heads,
-        "num_key_value_heads": own.get("attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "max_position_embeddings": own["context_length"],
-        "rms_norm_eps": own["attention.layer_norm_rms_epsilon"],
-        "rope_theta": own.get("rope.freq_base", 10000.0),
-        "hidden_act": "silu",
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    return {
+        **gguf.rotary_config(own, "llama", "LlamaForCausalLM"),
+        "attention_bias": gguf.attention_biases(own),
+        "mlp_bias": gguf.in_first_layer(own, MODEL_TENSOR.FFN_GATE, "bias"),
     }
-    scaling = own.get("rope.scaling.type", "none")
-    if scaling != "none":
-        config["rope_scaling"] = {"rope_type": scaling, "factor": own["rope.scaling.factor"]}
-        original = own.get("rope.scaling.original_context_length")
-        if original is not None:
-            config["rope_scaling"]["original_max_position_embeddings"] = original
-    return config
 
-
-_GGUF_LAYER = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-}
 
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
     rules={**OUTER, **under("model.layers.{i}", LAYER)},
     gguf=GgufFamily(
-        architecture="llama",
+        architecture=gguf.arch_name(MODEL_ARCH.LLAMA),
         config=_gguf_config,
-        rules={
-            "token_embd.weight": "embed_tokens.weight",
-            "output_norm.weight": "norm.weight",
-            "output.weight": "lm_head.weight",
-            **under("blk.{i}", _GGUF_LAYER),
-        },
-        permuted={
-            "blk.{i}.attn_q.weight": "num_attention_heads",
-            "blk.{i}.attn_k.weight": "num_key_value_heads",
-            "blk.{i}.attn_q.bias": "num_attention_heads",
-            "blk.{i}.attn_k.bias": "num_key_value_heads",
-        },
-        flags={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_gate.bias"},
+        rules=gguf.named(gguf.LAYER),
+        permuted=gguf.PERMUTED,
+        applies=lambda own: not own.get(Keys.LLM.EXPERT_COUNT, 0),
     ),
     tiny={
         "model_type": "llama",

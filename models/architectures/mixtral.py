@@ -6,7 +6,11 @@ Source: Jiang et al., "Mixtral of Experts" (2024), section 2.1.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from gguf.constants import MODEL_ARCH, Keys
+
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import ATTENTION, NORMS, OUTER, rms_norm, rotary_lm
 from onnxlm.models.architectures._mixture import UNUSED, expert_rules
 from onnxlm.models.config import ConfigReader, RotaryConfig
@@ -14,8 +18,11 @@ from onnxlm.models.layers.attention import Attention
 from onnxlm.models.layers.cached_attention import AttentionSpec
 from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
 from onnxlm.models.layers.moe import Experts, SoftmaxRouter, SparseMLP
-from onnxlm.models.registry import Architecture
+from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import under
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +79,15 @@ def _build(config: MixtralConfig) -> DecoderLM:
 _PREFIX = "model.layers.{i}"
 _BLOCK = f"{_PREFIX}.block_sparse_moe"
 
+
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    return {
+        **gguf.rotary_config(own, "mixtral", "MixtralForCausalLM"),
+        "num_local_experts": own[Keys.LLM.EXPERT_COUNT],
+        "num_experts_per_tok": own[Keys.LLM.EXPERT_USED_COUNT],
+    }
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
@@ -83,6 +99,16 @@ ARCHITECTURE = Architecture(
         **expert_rules(f"{_PREFIX}.mlp.experts"),
         **expert_rules(f"{_BLOCK}.experts", ("w1", "w3", "w2")),
     },
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.LLAMA),
+        config=_gguf_config,
+        rules={
+            **gguf.named({**gguf.OUTER, **gguf.ATTENTION, **gguf.NORMS}),
+            **gguf.expert_rules(),
+        },
+        permuted=gguf.PERMUTED,
+        applies=lambda own: bool(own.get(Keys.LLM.EXPERT_COUNT, 0)),
+    ),
     tiny={
         "model_type": "mixtral",
         "vocab_size": 96,

@@ -5,6 +5,11 @@ Source: OLMo et al., "2 OLMo 2 Furious" (2025), section 3.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from gguf.constants import MODEL_ARCH
+
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import (
     ATTENTION,
     MLP,
@@ -19,8 +24,11 @@ from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
 from onnxlm.models.layers.decoder import DecoderLM, SandwichLayer
 from onnxlm.models.layers.norm import RMSNorm
-from onnxlm.models.registry import Architecture
+from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import under
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 _NORMS = {name: name for name in ("post_attention_layernorm", "post_feedforward_layernorm")}
 
@@ -54,10 +62,22 @@ def _build(config: RotaryConfig) -> DecoderLM:
     return rotary_lm(config, layers, rms_norm(config))
 
 
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    config = gguf.rotary_config(own, "olmo2", "Olmo2ForCausalLM")
+    return config | {"attention_bias": gguf.attention_biases(own)}
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
     rules={**OUTER, **under("model.layers.{i}", {**ATTENTION, **MLP, **QK_NORMS, **_NORMS})},
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.OLMO2),
+        config=_gguf_config,
+        rules=gguf.named(
+            {**gguf.OUTER, **gguf.ATTENTION, **gguf.MLP, **gguf.QK_NORMS, **gguf.BEHIND}
+        ),
+    ),
     tiny={
         "model_type": "olmo2",
         "vocab_size": 96,

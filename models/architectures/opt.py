@@ -47,7 +47,7 @@ def _parse_config(reader: ConfigReader) -> OptConfig:
     reader.spelled({"intermediate_size": "ffn_dim", "hidden_act": "activation_function"})
     reader.unused("dropout", "layerdrop", "init_std", "activation_dropout", "prefix")
     reader.only("layer_norm_eps", 1e-5)
-    fields = classic_fields(reader, act="relu", tied=True)
+    fields = classic_fields(reader, act="relu", tied=True, fourfold=False)
     before = reader.get("do_layer_norm_before", bool, True)
     config = OptConfig(
         **fields,

@@ -7,7 +7,11 @@ Microsoft's published code: attention and feed-forward block side by side behind
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from gguf.constants import MODEL_ARCH, Keys
+
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._classic import (
     ClassicConfig,
     classic_fields,
@@ -21,8 +25,11 @@ from onnxlm.models.layers.cached_attention import AttentionSpec
 from onnxlm.models.layers.decoder import DecoderLM, ParallelLayer
 from onnxlm.models.layers.norm import LayerNorm
 from onnxlm.models.layers.rotary import RopeConfig, rope_tables
-from onnxlm.models.registry import Architecture
+from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import under
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +48,7 @@ class PhiConfig(ClassicConfig):
 
 def _parse_config(reader: ConfigReader) -> PhiConfig:
     reader.unused("resid_pdrop", "embd_pdrop")
-    fields = classic_fields(reader, act="gelu_new", tied=False)
+    fields = classic_fields(reader, act="gelu_new", tied=False, fourfold=False)
     fields["num_key_value_heads"] = reader.positive(
         "num_key_value_heads", fields["num_attention_heads"]
     )
@@ -94,6 +101,19 @@ _MODULES = {
     "input_layernorm": "input_layernorm",
 }
 
+
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    width = own[Keys.LLM.EMBEDDING_LENGTH] // own[Keys.Attention.HEAD_COUNT]
+    return {
+        **gguf.base_config(own, "phi", "PhiForCausalLM"),
+        **gguf.rope(own),
+        "num_key_value_heads": gguf.kv_heads(own),
+        "partial_rotary_factor": own.get(Keys.Rope.DIMENSION_COUNT, width) / width,
+        "layer_norm_eps": own[Keys.Attention.LAYERNORM_EPS],
+        "hidden_act": "gelu_new",
+    }
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
@@ -104,6 +124,11 @@ ARCHITECTURE = Architecture(
         "lm_head.bias": "lm_head.bias",
         **under("model.layers.{i}", _MODULES),
     },
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.PHI2),
+        config=_gguf_config,
+        rules={**gguf.named(gguf.LAYER), **gguf.packed_qkv()},
+    ),
     tiny={
         "model_type": "phi",
         "vocab_size": 96,

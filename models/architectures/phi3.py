@@ -8,19 +8,25 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
+from gguf.constants import MODEL_ARCH, MODEL_TENSOR, Keys
 from torch import Tensor
 
 from onnxlm.errors import ConfigError
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import NORMS, OUTER, gated_mlp, rms_norm, rotary_lm
 from onnxlm.models.config import ConfigReader, RotaryConfig
 from onnxlm.models.layers.attention import Attention
 from onnxlm.models.layers.cached_attention import AttentionSpec
 from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
 from onnxlm.models.layers.rotary import RopeConfig
-from onnxlm.models.registry import Architecture
+from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import Cut, Rules, under
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,10 +112,39 @@ _RULES: Rules = {
     ),
 }
 
+
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    config = gguf.grouped_config(own, "phi3", "Phi3ForCausalLM")
+    original = own.get(Keys.Rope.SCALING_ORIG_CTX_LEN, config["max_position_embeddings"])
+    return config | {
+        **gguf.rope(own),
+        "rms_norm_eps": own[Keys.Attention.LAYERNORM_RMS_EPS],
+        "original_max_position_embeddings": original,
+        "partial_rotary_factor": gguf.rotary_share(own),
+        "sliding_window": own.get(Keys.Attention.SLIDING_WINDOW) or None,
+    }
+
+
+_GATE_UP = Cut(
+    (f"{_LAYER}mlp.gate_proj.weight", f"{_LAYER}mlp.up_proj.weight"),
+    lambda stored, config: stored.chunk(2),
+    rows=True,
+)
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
     rules=_RULES,
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.PHI3),
+        config=_gguf_config,
+        rules={
+            **gguf.named(gguf.LAYER),
+            **gguf.packed_qkv(),
+            gguf.stored_name(MODEL_TENSOR.FFN_UP): _GATE_UP,
+        },
+    ),
     tiny={
         "model_type": "phi3",
         "vocab_size": 96,

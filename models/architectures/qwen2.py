@@ -5,14 +5,22 @@ Source: Yang et al., "Qwen2 Technical Report" (2024), section 2.2.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from gguf.constants import MODEL_ARCH
+
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import LAYER, OUTER, gated_mlp, rms_norm, rotary_lm
 from onnxlm.models.architectures._windows import WindowedConfig, sliding_windows
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
 from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
-from onnxlm.models.registry import Architecture
+from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import under
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
 def qwen_windows(reader: ConfigReader, layers: int) -> tuple[int, ...]:
@@ -54,10 +62,20 @@ def _build(config: WindowedConfig) -> DecoderLM:
     return rotary_lm(config, layers, rms_norm(config))
 
 
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    config = gguf.rotary_config(own, "qwen2", "Qwen2ForCausalLM")
+    return config | {"use_sliding_window": False}
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
     rules={**OUTER, **under("model.layers.{i}", LAYER)},
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.QWEN2),
+        config=_gguf_config,
+        rules=gguf.named(gguf.LAYER),
+    ),
     tiny={
         "model_type": "qwen2",
         "vocab_size": 96,

@@ -6,9 +6,12 @@ Source: Yang et al., "Qwen2 Technical Report" (2024), section 2.2.2.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from gguf.constants import MODEL_ARCH, MODEL_TENSOR, Keys
 from torch import nn
 
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import LAYER, OUTER, PROJECTIONS, rms_norm, rotary_lm
 from onnxlm.models.architectures._mixture import UNUSED, expert_rules, sparse_layers
 from onnxlm.models.architectures._windows import WindowedConfig, sliding_windows
@@ -18,8 +21,11 @@ from onnxlm.models.layers.cached_attention import AttentionSpec
 from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
 from onnxlm.models.layers.mlp import GatedMLP
 from onnxlm.models.layers.moe import Experts, SoftmaxRouter, SparseMLP
-from onnxlm.models.registry import Architecture
-from onnxlm.models.weight_rules import under
+from onnxlm.models.registry import Architecture, GgufFamily
+from onnxlm.models.weight_rules import Cut, under
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +114,31 @@ def _build(config: Qwen2MoeConfig) -> DecoderLM:
 _PREFIX = "model.layers.{i}"
 _SHARED = {f"mlp.shared_expert.{name}": f"mlp.shared_expert.{name}" for name in PROJECTIONS}
 
+
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    config = gguf.rotary_config(own, "qwen2_moe", "Qwen2MoeForCausalLM")
+    return {
+        **config,
+        **gguf.expert_config(own),
+        "shared_expert_intermediate_size": own.get(
+            Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH, config["intermediate_size"]
+        ),
+        "norm_topk_prob": False,
+        "qkv_bias": gguf.attention_biases(own),
+        "use_sliding_window": False,
+    }
+
+
+_GGUF_SHARED = {
+    MODEL_TENSOR.FFN_GATE_SHEXP: "mlp.shared_expert.gate_proj",
+    MODEL_TENSOR.FFN_UP_SHEXP: "mlp.shared_expert.up_proj",
+    MODEL_TENSOR.FFN_DOWN_SHEXP: "mlp.shared_expert.down_proj",
+}
+_GGUF_GATE = Cut(
+    ("layers.{i}.mlp.shared_expert_gate.weight",), lambda stored, config: (stored.reshape(1, -1),)
+)
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
@@ -117,6 +148,15 @@ ARCHITECTURE = Architecture(
         f"{_PREFIX}.mlp.gate.weight": "layers.{i}.mlp.router.gate.weight",
         **expert_rules(f"{_PREFIX}.mlp.experts"),
     },
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.QWEN2MOE),
+        config=_gguf_config,
+        rules={
+            **gguf.named({**gguf.OUTER, **gguf.ATTENTION, **gguf.NORMS, **_GGUF_SHARED}),
+            gguf.stored_name(MODEL_TENSOR.FFN_GATE_INP_SHEXP): _GGUF_GATE,
+            **gguf.expert_rules(),
+        },
+    ),
     tiny={
         "model_type": "qwen2_moe",
         "vocab_size": 96,

@@ -5,6 +5,11 @@ Source: Yang et al., "Qwen3 Technical Report" (2025), section 2.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from gguf.constants import MODEL_ARCH
+
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import (
     LAYER,
     OUTER,
@@ -20,8 +25,11 @@ from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
 from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
 from onnxlm.models.layers.norm import RMSNorm
-from onnxlm.models.registry import Architecture
+from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import under
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
 def _parse_config(reader: ConfigReader) -> WindowedConfig:
@@ -62,10 +70,21 @@ def _build(config: WindowedConfig) -> DecoderLM:
     return rotary_lm(config, layers, rms_norm(config))
 
 
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    config = gguf.rotary_config(own, "qwen3", "Qwen3ForCausalLM")
+    biases = {"attention_bias": gguf.attention_biases(own)}
+    return config | biases | {"use_sliding_window": False}
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
     rules={**OUTER, **under("model.layers.{i}", {**LAYER, **QK_NORMS})},
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.QWEN3),
+        config=_gguf_config,
+        rules=gguf.named({**gguf.LAYER, **gguf.QK_NORMS}),
+    ),
     tiny={
         "model_type": "qwen3",
         "vocab_size": 96,

@@ -6,9 +6,12 @@ Source: Yang et al., "Qwen3 Technical Report" (2025), section 2.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from gguf.constants import MODEL_ARCH
 from torch import nn
 
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import LAYER, OUTER, QK_NORMS, rms_norm, rotary_lm
 from onnxlm.models.architectures._mixture import UNUSED, expert_rules, sparse_layers
 from onnxlm.models.config import ConfigReader, RotaryConfig
@@ -18,8 +21,11 @@ from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
 from onnxlm.models.layers.mlp import GatedMLP
 from onnxlm.models.layers.moe import Experts, SoftmaxRouter, SparseMLP
 from onnxlm.models.layers.norm import RMSNorm
-from onnxlm.models.registry import Architecture
+from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import under
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +99,17 @@ def _build(config: Qwen3MoeConfig) -> DecoderLM:
 
 _PREFIX = "model.layers.{i}"
 
+
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    return {
+        **gguf.rotary_config(own, "qwen3_moe", "Qwen3MoeForCausalLM"),
+        **gguf.expert_config(own),
+        "norm_topk_prob": True,
+        "attention_bias": gguf.attention_biases(own),
+        "use_sliding_window": False,
+    }
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
@@ -102,6 +119,14 @@ ARCHITECTURE = Architecture(
         f"{_PREFIX}.mlp.gate.weight": "layers.{i}.mlp.router.gate.weight",
         **expert_rules(f"{_PREFIX}.mlp.experts"),
     },
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.QWEN3MOE),
+        config=_gguf_config,
+        rules={
+            **gguf.named({**gguf.OUTER, **gguf.ATTENTION, **gguf.NORMS, **gguf.QK_NORMS}),
+            **gguf.expert_rules(),
+        },
+    ),
     tiny={
         "model_type": "qwen3_moe",
         "vocab_size": 96,

@@ -6,16 +6,23 @@ Source: Hugging Face, "SmolLM3" (2025); Yang et al., "Rope to Nope and Back Agai
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gguf.constants import MODEL_ARCH, MODEL_TENSOR
 
 from onnxlm.errors import ConfigError
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import LAYER, OUTER, gated_mlp, rms_norm, rotary_lm
 from onnxlm.models.architectures._windows import WindowedConfig, sliding_windows
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
 from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
-from onnxlm.models.registry import Architecture
+from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import under
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +93,26 @@ def _build(config: SmolLM3Config) -> DecoderLM:
     return rotary_lm(config, layers, rms_norm(config))
 
 
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    return {
+        **gguf.rotary_config(own, "smollm3", "SmolLM3ForCausalLM"),
+        "attention_bias": gguf.attention_biases(own),
+        "mlp_bias": gguf.in_first_layer(own, MODEL_TENSOR.FFN_GATE, "bias"),
+        "no_rope_layer_interval": 4,
+        "use_sliding_window": False,
+    }
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
     rules={**OUTER, **under("model.layers.{i}", LAYER)},
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.SMOLLM3),
+        config=_gguf_config,
+        rules=gguf.named(gguf.LAYER),
+        permuted=gguf.PERMUTED,
+    ),
     tiny={
         "model_type": "smollm3",
         "vocab_size": 96,

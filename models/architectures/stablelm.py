@@ -6,17 +6,23 @@ Source: Bellagente et al., "Stable LM 2 1.6B Technical Report" (2024), section 2
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from gguf.constants import MODEL_ARCH, MODEL_TENSOR, Keys
 from torch import nn
 
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import LAYER, OUTER, gated_mlp, rotary_lm
 from onnxlm.models.config import ConfigReader, RotaryConfig
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
 from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM, ParallelLayer
 from onnxlm.models.layers.norm import HeadNorm, LayerNorm
-from onnxlm.models.registry import Architecture
+from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import Rules, Stack, under
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,10 +98,28 @@ _RULES: Rules = {
     },
 }
 
+
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    return {
+        **gguf.grouped_config(own, "stablelm", "StableLmForCausalLM"),
+        **gguf.rope(own),
+        "partial_rotary_factor": gguf.rotary_share(own),
+        "layer_norm_eps": own[Keys.Attention.LAYERNORM_EPS],
+        "use_qkv_bias": gguf.attention_biases(own),
+        "qk_layernorm": gguf.in_first_layer(own, MODEL_TENSOR.ATTN_Q_NORM),
+        "use_parallel_residual": own.get(Keys.LLM.USE_PARALLEL_RESIDUAL, False),
+    }
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
     rules=_RULES,
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.STABLELM),
+        config=_gguf_config,
+        rules=gguf.named({**gguf.LAYER, **gguf.QK_NORMS}),
+    ),
     tiny={
         "model_type": "stablelm",
         "vocab_size": 96,

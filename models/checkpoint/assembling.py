@@ -12,6 +12,7 @@ from torch import Tensor
 from onnxlm.errors import CheckpointError
 from onnxlm.models.checkpoint.tensors import StoredTensor
 from onnxlm.models.weight_rules import Cut
+from onnxlm.quantized_tensor import QuantizedTensor
 
 
 def cut(tensor: StoredTensor, rule: Cut, config: Any) -> list[StoredTensor]:
@@ -38,9 +39,23 @@ def cut(tensor: StoredTensor, rule: Cut, config: Any) -> list[StoredTensor]:
             memory_format=torch.contiguous_format
         )
 
+    def codes(index: int) -> Callable[[], QuantizedTensor] | None:
+        whole = tensor.quantized
+        if whole is None or not rule.rows:
+            return None
+
+        def cut_codes() -> QuantizedTensor:
+            stored = whole()
+            numbers = torch.arange(stored.shape[0])
+            return stored.rows(rule.pieces(numbers, config)[index].numpy())
+
+        return cut_codes
+
     nbytes = tensor.nbytes // len(shapes)
     return [
-        dataclasses.replace(tensor, shape=shape, nbytes=nbytes, read=reader(index), quantized=None)
+        dataclasses.replace(
+            tensor, shape=shape, nbytes=nbytes, read=reader(index), quantized=codes(index)
+        )
         for index, shape in enumerate(shapes)
     ]
 

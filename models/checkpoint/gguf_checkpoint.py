@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
+
+from gguf.constants import MODEL_TENSOR, TENSOR_NAMES
 
 from onnxlm.errors import CheckpointError
 from onnxlm.models.checkpoint.checkpoint import Checkpoint
@@ -14,13 +16,14 @@ from onnxlm.models.checkpoint.gguf_file import (
     rotary_row_order,
     stored_tensor,
 )
-from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata, find_family
+from onnxlm.models.checkpoint.gguf_metadata import find_family
 from onnxlm.models.checkpoint.gguf_tokenizer import generation_ids, read_vocabulary, tokenizer_files
 from onnxlm.models.checkpoint.matching import NameMap, listed, match
 from onnxlm.models.checkpoint.tensors import LazyQuantized, StoredTensor
 from onnxlm.models.config import ConfigReader, ModelConfig
 from onnxlm.models.registry import GgufFamily
-from onnxlm.models.weight_rules import targets
+
+HEAD = f"{TENSOR_NAMES[MODEL_TENSOR.OUTPUT]}.weight"
 
 
 def read_gguf(path: Path) -> Checkpoint:
@@ -31,14 +34,11 @@ def read_gguf(path: Path) -> Checkpoint:
         ConfigError: Metadata is missing or asks for what is not supported.
     """
     file = open_gguf(path)
-    architecture, family = find_family(file.metadata, path.name)
-    own = FamilyMetadata(file.metadata, family.architecture, path.name)
-    raw_config = family.config(own, file.metadata)
+    architecture, family, own = find_family(file)
+    raw_config = family.config(own)
     own.finish()
-    raw_config |= {key: tensor in file.tensors for key, tensor in family.flags.items()}
-    head = next(name for name, rule in family.rules.items() if "lm_head.weight" in targets(rule))
     # llama.cpp writes no head for a model whose embedding serves as one.
-    raw_config["tie_word_embeddings"] = head not in file.tensors
+    raw_config["tie_word_embeddings"] = not own.has(HEAD)
     vocabulary = read_vocabulary(file.metadata, path.name)
     ids = {} if vocabulary is None else generation_ids(vocabulary)
     raw_config |= ids
@@ -47,7 +47,7 @@ def read_gguf(path: Path) -> Checkpoint:
     if vocabulary is not None:
         vocabulary.fits(config.vocab_size)
         tokenizer = tokenizer_files(vocabulary, file.metadata.get("tokenizer.chat_template"))
-    stored = _stored(file, family, config)
+    stored = _stored(file, own.vectors, family, config)
     tensors = match(stored, family.rules, architecture, config, path.name)
     return Checkpoint(
         path=path,
@@ -63,25 +63,47 @@ def read_gguf(path: Path) -> Checkpoint:
     )
 
 
-def _stored(file: GgufFile, family: GgufFamily, config: ModelConfig) -> dict[str, StoredTensor]:
-    """The file's tensors by name, rows in the order that the module has."""
+def _stored(
+    file: GgufFile, vectors: Set[str], family: GgufFamily, config: ModelConfig
+) -> dict[str, StoredTensor]:
+    """The file's tensors by name, rows in the order that the module has, experts' matrices one by one.
+
+    Args:
+        file: The file.
+        vectors: Tensors that are part of the config.
+        family: Says which tensors there may be.
+        config: Head counts.
+    """
     known, head_counts = NameMap(family.rules), NameMap(family.permuted)
-    unknown = [name for name in file.tensors if known.find(name) is None]
+    stored: dict[str, StoredTensor] = {}
+    for name in file.tensors:
+        if name not in vectors:
+            permuted = head_counts.find(name)
+            heads = None if permuted is None else getattr(config, permuted[0])
+            stored |= _matrices(file, name, heads)
+    unknown = {tensor.name for name, tensor in stored.items() if known.find(name) is None}
     if unknown:
         raise CheckpointError(
             f"{file.path.name}: tensors that this architecture does not know",
             found=listed(unknown),
             fix="the file asks for something this version does not compute",
         )
-    stored: dict[str, StoredTensor] = {}
-    for name, tensor in file.tensors.items():
-        permuted = head_counts.find(name)
-        order = None
-        if permuted is not None:
-            heads = getattr(config, permuted[0])
-            order = _row_order(name, int(tensor.shape[-1]), heads, file.path.name)
-        stored[name] = stored_tensor(file, tensor, order)
     return stored
+
+
+def _matrices(file: GgufFile, name: str, heads: int | None) -> dict[str, StoredTensor]:
+    """One tensor, or the matrices of one that has one for each expert, by name."""
+    tensor = file.tensors[name]
+    if len(tensor.shape) == 3:
+        stem, part = name.rsplit(".", 1)
+        return {
+            f"{stem}.{expert}.{part}": stored_tensor(file, tensor, expert)
+            for expert in range(int(tensor.shape[-1]))
+        }
+    if heads is None:
+        return {name: stored_tensor(file, tensor)}
+    order = _row_order(name, int(tensor.shape[-1]), heads, file.path.name)
+    return {name: stored_tensor(file, tensor, order)}
 
 
 def _row_order(name: str, rows: int, heads: int, source: str) -> Any:

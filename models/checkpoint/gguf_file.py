@@ -136,21 +136,24 @@ def _check_types(file: GgufFile) -> None:
 
 
 def stored_tensor(
-    file: GgufFile, tensor: ReaderTensor, rows: NDArray[np.intp] | None
+    file: GgufFile, tensor: ReaderTensor, part: NDArray[np.intp] | int | None = None
 ) -> StoredTensor:
     """A reader of one tensor.
 
     Args:
         file: The file.
         tensor: Its description.
-        rows: Order in which its rows are wanted; None keeps the file's.
+        part: Order in which its rows are wanted, or which one of its matrices; None for all as they lie.
     """
 
     def data() -> NDArray[Any]:
-        return tensor.data if rows is None else tensor.data[rows]
+        return tensor.data if part is None else tensor.data[part]
 
     kind = tensor.tensor_type
     shape = tuple(int(size) for size in reversed(tensor.shape))
+    nbytes = int(tensor.n_bytes)
+    if isinstance(part, int):
+        shape, nbytes = shape[1:], nbytes // shape[0]
 
     def exact() -> QuantizedTensor:
         return unpack(data(), kind.name)
@@ -162,7 +165,7 @@ def stored_tensor(
         return torch.from_numpy(np.array(quants.dequantize(data(), kind)))
 
     quantized = exact if kind.name in EXACT_TYPES and len(shape) == 2 else None
-    return StoredTensor(tensor.name, file.path.name, shape, int(tensor.n_bytes), read, quantized)
+    return StoredTensor(tensor.name, file.path.name, shape, nbytes, read, quantized)
 
 
 def rotary_row_order(rows: int, heads: int) -> NDArray[np.intp]:

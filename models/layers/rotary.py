@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,8 +63,9 @@ def _dynamic(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tensor, 
 def _longrope(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tensor, float]:
     """Ding et al., "LongRoPE" (2024): a divisor for each frequency, one set for short rows, one for long.
 
-    Both sets [2, R/2], short first; `rope_tables` and `longrope_switch` say which rows are whose. The factor
-    of cosines and sines is Phi-3's: sqrt(1 + log(longer) / log(original)), for rows of any length.
+    Both sets [2, R/2], short first, or one [R/2] where they are the same; `rope_tables` and
+    `longrope_switch` say which rows are whose. The factor of cosines and sines is Phi-3's: sqrt(1 +
+    log(longer) / log(original)), for rows of any length.
     """
     frequencies = _base_frequencies(rope.rope_theta, width)
     for name, values in rope.factors.items():
@@ -73,11 +75,13 @@ def _longrope(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tensor,
                 found=len(values),
                 allowed=f"{len(frequencies)}, half the rotary width",
             )
-    divisors = [list(rope.factors[name]) for name in ("short_factor", "long_factor")]
+    divisors: list[Any] = [list(rope.factors[name]) for name in ("short_factor", "long_factor")]
     p = rope.parameters
     original = p.get("original_max_position_embeddings", max_positions)
     longer = p.get("factor", max_positions / original)
     factor = 1.0 if longer <= 1 else math.sqrt(1 + math.log(longer) / math.log(original))
+    if longrope_switch(rope, max_positions) is None:
+        divisors = divisors[0]
     divided = frequencies / torch.tensor(divisors, dtype=torch.float64, device="cpu")
     return divided, p.get("attention_factor", factor)
 
@@ -85,9 +89,9 @@ def _longrope(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tensor,
 def longrope_switch(rope: RopeConfig, max_positions: int) -> tuple[int, int] | None:
     """(n, offset): rows of more than n tokens look up their positions `offset` rows later.
 
-    None for scaling types that treat rows of all lengths alike. See `DecoderLM.switch_positions`.
+    None for settings that treat rows of all lengths alike. See `DecoderLM.switch_positions`.
     """
-    if rope.rope_type != "longrope":
+    if rope.rope_type != "longrope" or rope.factors["short_factor"] == rope.factors["long_factor"]:
         return None
     original = int(rope.parameters.get("original_max_position_embeddings", max_positions))
     return original, original

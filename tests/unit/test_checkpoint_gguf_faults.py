@@ -34,7 +34,8 @@ def test_missing_metadata_is_named_in_full(tmp_path: Path, key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("expert_count", 8), ("attention.sliding_window", 4), ("logit_scale", 2)]
+    ("key", "value"),
+    [("expert_shared_count", 1), ("attention.sliding_window", 4), ("logit_scale", 2)],
 )
 def test_metadata_that_changes_numbers_is_refused(tmp_path: Path, key: str, value: int) -> None:
     path = write_gguf(
@@ -65,7 +66,7 @@ def test_other_head_widths_are_refused(tmp_path: Path, key: str) -> None:
     assert f"llama.{key} is not supported with this value; found 16; allowed: 32" in refusal(path)
 
 
-@pytest.mark.parametrize("name", ["rope_freqs.weight", "blk.0.ffn_gate_exps.weight", "extra"])
+@pytest.mark.parametrize("name", ["rope_factors.weight", "blk.0.ffn_gate_exps.weight", "extra"])
 def test_unknown_tensor_is_named(tmp_path: Path, name: str) -> None:
     path = write_gguf(
         tmp_path / "a.gguf",
@@ -108,10 +109,10 @@ def test_rows_that_do_not_divide_into_heads(tmp_path: Path) -> None:
 def test_other_architecture(tmp_path: Path, tiny: Path) -> None:
     path = tmp_path / "b.gguf"
     path.write_bytes(
-        tiny.read_bytes().replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0bloom", 2)
+        tiny.read_bytes().replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba", 2)
     )
     message = refusal(path)
-    assert "found 'bloom'; allowed: " in message
+    assert "found 'mamba'; allowed: " in message
     assert "llama" in message
 
 
