@@ -113,7 +113,8 @@ def inspect_package(package: Package, kv_lengths: Sequence[int] | None = None) -
     for name in manifest.graphs:
         sizes |= tensor_bytes(package.graph_path(name))  # shared tensors have one name
     notes: tuple[str, ...] = ()
-    shapes, tied, active = {}, bool(raw.get("tie_word_embeddings")), None
+    shapes: dict[str, tuple[int, ...]] = {}
+    tied, active = bool(raw.get("tie_word_embeddings")), None
     try:
         shapes, tied, active = _parameters(raw)
     except ModuleNotFoundError:
