@@ -41,23 +41,28 @@ def merge_given(
 
 
 def concatenate(parts: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
-    """Rows of several tensors under one another, exactly; None when their blocks differ in size.
+    """Rows of several tensors under one another, exactly; None when their blocks do not fit together.
 
-    Four-bit rows beside eight-bit ones become eight-bit codes of the same values.
+    Four-bit rows beside eight-bit ones become eight-bit codes of the same values, a wide block beside narrow
+    ones several narrow ones of one scale: GGUF files give one matrix of a layer more bits than the others.
     """
-    if len({(part.block_size, part.shape[1]) for part in parts}) != 1:
+    size = min(part.block_size for part in parts)
+    if len({part.shape[1] for part in parts}) != 1 or any(part.block_size % size for part in parts):
         return None
     bits = max(part.bits for part in parts)
     offset: NDArray[np.float32] | None = None
     if any(part.offset is not None for part in parts):
         offset = np.concatenate(
-            [np.zeros_like(p.scale) if p.offset is None else p.offset for p in parts]
+            [
+                _narrowed(np.zeros_like(p.scale) if p.offset is None else p.offset, p, size)
+                for p in parts
+            ]
         )
     return QuantizedTensor(
         bits,
-        parts[0].block_size,
+        size,
         np.concatenate([_widened(part, bits) for part in parts]),
-        np.concatenate([part.scale for part in parts]),
+        np.concatenate([_narrowed(part.scale, part, size) for part in parts]),
         offset,
     )
 
@@ -65,3 +70,11 @@ def concatenate(parts: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
 def _widened(tensor: QuantizedTensor, bits: int) -> NDArray[np.uint8]:
     shift = (1 << (bits - 1)) - (1 << (tensor.bits - 1))
     return tensor.codes + np.uint8(shift)
+
+
+def _narrowed(
+    values: NDArray[np.float32], tensor: QuantizedTensor, size: int
+) -> NDArray[np.float32]:
+    """Values of the tensor's blocks, for blocks of `size` columns."""
+    blocks = -(-tensor.shape[1] // size)
+    return np.repeat(values, tensor.block_size // size, axis=1)[:, :blocks]

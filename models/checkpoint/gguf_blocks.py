@@ -1,6 +1,6 @@
 """Unpacks GGUF's block formats into codes, scales and offsets without loss.
 
-Block layouts: ggml, `ggml/src/ggml-common.h` (`block_q4_0`, `block_q4_1`, `block_q8_0`), 32 columns each.
+Block layouts: ggml, `ggml/src/ggml-common.h` (`block_q4_0` and so on), 32 columns each.
 """
 
 from __future__ import annotations
@@ -8,52 +8,73 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import IQ4_NL
 
+from onnxlm.models.checkpoint import gguf_k_blocks
+from onnxlm.models.checkpoint.gguf_bits import Bytes, affine, half, planes, symmetric
 from onnxlm.quantized_tensor import QuantizedTensor
 
 BLOCK = 32
-Bytes = NDArray[np.uint8]
-
-
-def _half(blocks: Bytes, start: int) -> NDArray[np.float32]:
-    """The float16 at byte `start` of every block, as float32 [N, blocks]."""
-    return np.ascontiguousarray(blocks[..., start : start + 2]).view("<f2")[..., 0].astype("<f4")
 
 
 def _nibbles(blocks: Bytes, start: int) -> Bytes:
     """The 32 four-bit codes behind byte `start`: low nibbles are columns 0-15, high ones 16-31."""
-    packed = blocks[..., start:]
-    return np.concatenate((packed & 0x0F, packed >> 4), axis=-1).reshape(len(blocks), -1)
+    return planes(blocks[..., start:], (0, 4), 15).reshape(len(blocks), -1)
+
+
+def _five(blocks: Bytes, start: int) -> Bytes:
+    """The 32 five-bit codes behind byte `start`: four bytes of fifth bits, a column each, and nibbles."""
+    fifth = np.unpackbits(blocks[..., start : start + 4], axis=-1, bitorder="little")
+    return _nibbles(blocks, start + 4) | (fifth.reshape(len(blocks), -1) << 4)
 
 
 def _q4_0(blocks: Bytes) -> QuantizedTensor:
     """Values are d * (q - 8)."""
-    return QuantizedTensor(4, BLOCK, _nibbles(blocks, 2), _half(blocks, 0))
+    return symmetric(_nibbles(blocks, 2), 4, BLOCK, half(blocks, 0))
 
 
 def _q4_1(blocks: Bytes) -> QuantizedTensor:
-    """Values are d * q + m, kept as d * (q - 8) + (m + 8 d).
+    """Values are d * q + m."""
+    return affine(_nibbles(blocks, 4), 4, BLOCK, half(blocks, 0), half(blocks, 2))
 
-    d and m are float16, so d * (q - 8) is exact in float32 and m + 8 d is, unless their exponents lie
-    more than 10 apart: then one value may differ from d * q + m by one unit in the last place.
-    """
-    scale, minimum = _half(blocks, 0), _half(blocks, 2)
-    return QuantizedTensor(4, BLOCK, _nibbles(blocks, 4), scale, minimum + np.float32(8) * scale)
+
+def _q5_0(blocks: Bytes) -> QuantizedTensor:
+    """Values are d * (q - 16)."""
+    return symmetric(_five(blocks, 2), 5, BLOCK, half(blocks, 0))
+
+
+def _q5_1(blocks: Bytes) -> QuantizedTensor:
+    """Values are d * q + m."""
+    return affine(_five(blocks, 4), 5, BLOCK, half(blocks, 0), half(blocks, 2))
 
 
 def _q8_0(blocks: Bytes) -> QuantizedTensor:
     """Values are d * q with signed q; codes are q + 128."""
     codes = (blocks[..., 2:] ^ np.uint8(0x80)).reshape(len(blocks), -1)
-    return QuantizedTensor(8, BLOCK, codes, _half(blocks, 0))
+    return symmetric(codes, 8, BLOCK, half(blocks, 0))
 
 
-_UNPACK: dict[str, tuple[int, Callable[[Bytes], QuantizedTensor]]] = {
-    "Q4_0": (18, _q4_0),
-    "Q4_1": (20, _q4_1),
-    "Q8_0": (34, _q8_0),
+def _iq4_nl(blocks: Bytes) -> QuantizedTensor:
+    """Values are d times one of sixteen signed bytes, so that eight bits hold what four stand for."""
+    table = np.array(IQ4_NL.kvalues, np.int8).view(np.uint8) ^ np.uint8(0x80)
+    return symmetric(table[_nibbles(blocks, 2)], 8, BLOCK, half(blocks, 0))
+
+
+_UNPACK: dict[GGMLQuantizationType, Callable[[Bytes], QuantizedTensor]] = {
+    GGMLQuantizationType.Q4_0: _q4_0,
+    GGMLQuantizationType.Q4_1: _q4_1,
+    GGMLQuantizationType.Q5_0: _q5_0,
+    GGMLQuantizationType.Q5_1: _q5_1,
+    GGMLQuantizationType.Q8_0: _q8_0,
+    GGMLQuantizationType.IQ4_NL: _iq4_nl,
+    GGMLQuantizationType.Q2_K: gguf_k_blocks.q2_k,
+    GGMLQuantizationType.Q3_K: gguf_k_blocks.q3_k,
+    GGMLQuantizationType.Q4_K: gguf_k_blocks.q4_k,
+    GGMLQuantizationType.Q5_K: gguf_k_blocks.q5_k,
+    GGMLQuantizationType.Q6_K: gguf_k_blocks.q6_k,
 }
-EXACT_TYPES = frozenset(_UNPACK)
+EXACT_TYPES = frozenset(kind.name for kind in _UNPACK)
 
 
 def unpack(rows: Bytes, type_name: str) -> QuantizedTensor:
@@ -63,5 +84,6 @@ def unpack(rows: Bytes, type_name: str) -> QuantizedTensor:
         rows: The file's bytes, uint8 [N, bytes a row].
         type_name: One of `EXACT_TYPES`.
     """
-    block_bytes, unpack_blocks = _UNPACK[type_name]
-    return unpack_blocks(rows.reshape(rows.shape[0], -1, block_bytes))
+    kind = GGMLQuantizationType[type_name]
+    _, block_bytes = GGML_QUANT_SIZES[kind]
+    return _UNPACK[kind](rows.reshape(rows.shape[0], -1, block_bytes))

@@ -75,6 +75,8 @@ def make_package(
     progress("read checkpoint", 0, 0)
     checkpoint = read(source)
     given = None if requantize else _same_width(checkpoint.quantized, precision)
+    if given is None and checkpoint.quantized:
+        progress("quantize anew what the source holds in other codes", 0, 0)
     with _beside(check_destination(out)) as folder:
         export(checkpoint, folder / "fp32", lowering=lowering, progress=progress)
         gc.collect()  # a traced program is full of cycles, and as large as the model

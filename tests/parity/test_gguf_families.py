@@ -1,4 +1,4 @@
-"""Every family that reads GGUF files: transformers' model that was written, and its own reading of the file."""
+"""Every family that reads GGUF files: the model of transformers that was written, and its own reading."""
 
 from __future__ import annotations
 

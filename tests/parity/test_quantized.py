@@ -95,9 +95,9 @@ def test_given_codes_are_taken_over(key: tuple[str, str, str], form: Form, tmp_p
 
 
 def test_given_codes_of_several_widths_are_taken_over(tmp_path: Path) -> None:
-    """Files mix widths inside what the graphs have merged: q beside v, gate beside up."""
+    """Files mix widths and sizes of blocks inside what the graphs have merged: q beside v, gate beside up."""
     model = eager("llama", "tiny")
-    wide: Form = (8, 32, True)
+    wide: Form = (8, 16, True)
     forms = {"v_proj": wide, "up_proj": wide, "embed_tokens": wide, "k_proj": (4, 32, True)}
     given = codes_of(model, lambda name: forms.get(name.split(".")[-2], (4, 32, False)))
     package = quantize(source("llama", "tiny"), tmp_path / "q", given=given)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter
 from support.gguf_writer import write_gguf
 from support.hot import hot_model
 from support.refusals import refusal
@@ -173,9 +173,14 @@ def test_array_length_that_the_file_cannot_hold(tmp_path: Path) -> None:
     assert "damaged or cut short" in refusal(path)
 
 
-def test_tensor_type_that_cannot_be_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.I32, GGMLQuantizationType.Q8_K])
+def test_tensor_type_that_cannot_be_read(tmp_path: Path, kind: GGMLQuantizationType) -> None:
     def edit(writer: GGUFWriter) -> None:
-        writer.add_tensor("output.weight", np.ones((96, 64), np.int32))
+        if kind == GGMLQuantizationType.I32:
+            writer.add_tensor("output.weight", np.ones((96, 64), np.int32))
+        else:
+            writer.add_tensor("output.weight", np.ones((96, 292), np.uint8), raw_dtype=kind)
 
-    with pytest.raises(CheckpointError, match=r"output\.weight.*cannot be read; found I32"):
+    expected = rf"output\.weight.*cannot be read; found {kind.name}; allowed: F32, F16, BF16"
+    with pytest.raises(CheckpointError, match=expected):
         read(write_gguf(tmp_path / "a.gguf", hot_model(TINY), edit=edit))

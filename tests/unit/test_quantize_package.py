@@ -310,6 +310,8 @@ def blocks(
         [blocks(3, 8, offset=True), blocks(5, 4)],
         [blocks(3, 4, offset=True), blocks(5, 8), blocks(1, 4)],
         [blocks(2, 4, size=128, columns=100), blocks(1, 8, size=128, columns=100)],
+        [blocks(2, 4, size=32, columns=100), blocks(1, 8, size=16, columns=100)],
+        [blocks(3, 4, offset=True), blocks(5, 4, size=16, offset=True), blocks(1, 8, size=64)],
     ],
 )
 def test_rows_of_several_tensors_keep_their_values(parts: list[QuantizedTensor]) -> None:
@@ -320,8 +322,8 @@ def test_rows_of_several_tensors_keep_their_values(parts: list[QuantizedTensor])
     np.testing.assert_array_equal(whole.dequantize(), expected)
 
 
-def test_blocks_of_several_sizes_are_not_put_together() -> None:
-    assert concatenate([blocks(3, 4), blocks(3, 4, size=16)]) is None
+def test_blocks_that_do_not_divide_are_not_put_together() -> None:
+    assert concatenate([blocks(3, 4), blocks(3, 4, size=24)]) is None
 
 
 PLACES: Mapping[str, ParameterSpec] = {
@@ -344,7 +346,7 @@ def test_merged_rows_come_in_the_graphs_order() -> None:
     "given",
     [
         {"q": blocks(4, 4), "v": blocks(2, 4)},
-        {"q": blocks(4, 4), "k": blocks(4, 4, size=16), "v": blocks(2, 4)},
+        {"q": blocks(4, 4), "k": blocks(4, 4, size=24), "v": blocks(2, 4)},
     ],
 )
 def test_rows_that_do_not_make_a_whole_are_not_taken(given: dict[str, QuantizedTensor]) -> None:

@@ -82,6 +82,16 @@ def test_longrope_factor(parameters: dict[str, float], factor: float) -> None:
     assert cos[0].tolist() == pytest.approx([factor, factor])
 
 
+def test_longrope_with_one_set_of_factors_divides_the_frequencies_of_all_rows() -> None:
+    """What a table of divisors in a file means, Llama 3.1's among them."""
+    factors = {name: [1.0, 4.0] for name in LONG}
+    rope = RopeConfig("longrope", 100.0, {"attention_factor": 1.0}, factors)
+    assert longrope_switch(rope, 64) is None
+    cos, _ = rope_tables(rope, 4, 64)
+    expected = torch.arange(64.0)[:, None] * torch.tensor([1.0, 0.1 / 4.0])
+    torch.testing.assert_close(cos, expected.cos(), atol=1e-6, rtol=0)
+
+
 def test_longrope_without_a_shorter_context_never_switches() -> None:
     rope = RopeConfig("longrope", factors=LONG)
     assert longrope_switch(rope, 64) == (64, 64)
