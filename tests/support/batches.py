@@ -9,7 +9,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from onnxlm.runtime.engine import Batch, Sessions
+from onnxlm.runtime.engine import Batch
+from onnxlm.runtime.sessions import Sessions
 from support.parity import assert_logits_close
 from support.runtime_models import HOT_CONFIG, at_once, hot_package, loaded
 

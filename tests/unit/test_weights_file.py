@@ -72,7 +72,9 @@ EXPORTS = cases(
         *((*case, lowering, torch.float32) for case in CASES for lowering in ("ort", "portable")),
         *((family, "tiny", "ort", torch.float16) for family in architecture_names()),
     ],
-    lambda family, variant, lowering, dtype: dtype == torch.float32 or family in REPRESENTATIVES,
+    lambda family, variant, lowering, dtype: (
+        family in REPRESENTATIVES or (lowering, dtype) == ("ort", torch.float32)
+    ),
 )
 
 
