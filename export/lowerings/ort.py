@@ -49,8 +49,7 @@ def _cached_attention(
         key = rotate(key, position_ids, cos, sin, num_kv_heads, interleaved)
         cos = sin = None
     new_tokens = query.shape[1]
-    lengths = attention_mask.sum(1)
-    seqlens_k = (lengths - 1).to(torch.int32)
+    seqlens_k = (attention_mask.sum(1) - 1).to(torch.int32)
     total = torch.scalar_tensor(attention_mask.shape[1], dtype=torch.int32)
     query_lengths = attention_mask[:, -new_tokens:].sum(1).to(torch.int32)
     inputs = [query, key, value, past_key, past_value, seqlens_k, total, cos, sin]

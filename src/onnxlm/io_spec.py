@@ -57,7 +57,8 @@ class StateSpec:
         update: "in_place" when past and present may be one buffer of any capacity (GroupQueryAttention),
             "append" when present is past with the new columns behind it (standard ONNX Attention).
         twin: A second graph output that takes the same buffer as `present`: attention over a cache that is
-            key and value at once writes it twice. "" where there is none.
+            key and value at once writes it twice. "" where there is none. Columns of such a buffer that hold
+            no token must hold numbers, whichever: a step multiplies them by 0.
     """
 
     past: str
