@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import shutil
@@ -98,11 +97,12 @@ def eager(family: str, variant: str) -> DecoderLM:
 @functools.cache
 def source(family: str, variant: str, lowering: str = "ort") -> Package:
     """Its fp32 package; where the graph tests have the model too, of the program that they have traced."""
-    known = mock.patch(
-        "onnxlm.export.exporting.trace", lambda *_: traced(family, variant, lowering)
-    )
-    with known if (family, variant) in TRACED else contextlib.nullcontext():
-        return export(checkpoint(family, variant), new_folder() / "fp32", lowering=lowering)
+    folder, out = checkpoint(family, variant), new_folder() / "fp32"
+    if (family, variant) not in TRACED:
+        return export(folder, out, lowering=lowering)
+    program = traced(family, variant, lowering)
+    with mock.patch("onnxlm.export.exporting.trace", return_value=program):
+        return export(folder, out, lowering=lowering)
 
 
 def exact_logits(package: Package, ids: Sequence[int], prefill: int) -> list[Tensor]:
