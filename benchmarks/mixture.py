@@ -2,7 +2,8 @@
 
 The dense model's feed-forward blocks are as wide as the two experts of a token together. Of the mixtures, one
 has twice the experts (no more work for a token) and one runs twice as many of them. All else is the same.
-Each step's token is random. Ratios are medians over the rounds, in which all models of a precision take
+Each step's token is random: dense weights may stay in the processor's caches, those of all experts do not.
+`--one-token` takes that out. Ratios are medians over the rounds, in which all models of a precision take
 turns, in changing order.
 
     python benchmarks/mixture.py --json benchmarks/results/mixture.json
@@ -77,6 +78,7 @@ def main() -> None:
     add("--steps", type=int, default=64)
     add("--cached", type=int, default=64, help="tokens in the cache")
     add("--threads", type=int, default=0)
+    add("--one-token", action="store_true", help="every step runs the same token")
     add("--json", type=Path)
     options = parser.parse_args()
     options.packages.mkdir(parents=True, exist_ok=True)
@@ -95,7 +97,13 @@ def main() -> None:
     rows = []
     for precision in PRECISIONS:
         steppers = {
-            name: Stepper(packages[precision], options.threads, options.cached, options.steps)
+            name: Stepper(
+                packages[precision],
+                options.threads,
+                options.cached,
+                options.steps,
+                options.one_token,
+            )
             for name, packages in models.items()
         }
         times, foreign = rounds_of(steppers, options.rounds)
@@ -109,8 +117,9 @@ def main() -> None:
         }
         rows.append(row)
         print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    shown = {"threads": options.threads, "steps": options.steps, "cached": options.cached}
-    save(options.json, "onnxlm.mixture/1", shown | {"rounds": options.rounds}, rows)
+    names = ("threads", "steps", "cached", "rounds", "one_token")
+    shown = {name: getattr(options, name) for name in names}
+    save(options.json, "onnxlm.mixture/1", shown, rows)
 
 
 if __name__ == "__main__":

@@ -55,20 +55,25 @@ def make(
 
 
 class Stepper:
-    """One row behind a cache of a given length, stepped over the same random tokens again and again."""
+    """One row behind a cache of a given length, stepped over the same random tokens again and again.
 
-    def __init__(self, package: Package, threads: int, cached: int, steps: int) -> None:
+    With `one_token` all of these tokens are one, so that every step chooses much the same experts.
+    """
+
+    def __init__(
+        self, package: Package, threads: int, cached: int, steps: int, one_token: bool = False
+    ) -> None:
         self.model: LanguageModel = load(package.path, threads=threads)
         self.batch = Batch(self.model.sessions, 1)
         self.cached = cached
         # Room for all steps; what a cached column holds does not matter to the time.
         self.batch.cache.grow(cached + steps + 1)
         generator = np.random.default_rng(0)
-        self.tokens = generator.integers(0, VOCABULARY, (steps, 1))
+        self.tokens = generator.integers(0, 1 if one_token else VOCABULARY, (steps, 1))
         self.run()
 
     def run(self) -> float:
-        """Median seconds of a step; a step's token is random, so that experts are chosen anew."""
+        """Median seconds of a step."""
         self.batch.cache.rewind(np.array([self.cached], dtype=np.int64))
         times = []
         for token in self.tokens:
