@@ -68,7 +68,7 @@ def build(mixture: Mixture | None) -> DecoderLM:
     return DecoderLM(embedding, layers, RMSNorm(HIDDEN, 1e-5), head, tables)
 
 
-def main() -> None:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -80,7 +80,11 @@ def main() -> None:
     add("--threads", type=int, default=0)
     add("--one-token", action="store_true", help="every step runs the same token")
     add("--json", type=Path)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
     options.packages.mkdir(parents=True, exist_ok=True)
     models = {
         DENSE: make(options.packages, DENSE, lambda: build(None), PRECISIONS),
