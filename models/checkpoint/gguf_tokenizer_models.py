@@ -94,6 +94,11 @@ class Vocabulary:
         )
 
 
+# BLOOM: runs without spaces and without full stops and commas of several scripts.
+_SENTENCES = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
+_PUNCTUATION = r"[\p{P}\$\+<=>\^~\|`]+"
+
+
 def _gpt2() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
 
@@ -102,22 +107,36 @@ def _digits_then_gpt2() -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
 
 
-def _words(digits: int) -> pre_tokenizers.PreTokenizer:
-    split = pre_tokenizers.Split(Regex(_WORDS % digits), "isolated")
+def _pieces(pattern: str) -> pre_tokenizers.PreTokenizer:
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
     return pre_tokenizers.Sequence(
         [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
 
 
+def _words(digits: int) -> pre_tokenizers.PreTokenizer:
+    return _pieces(_WORDS % digits)
+
+
+def _punctuation_then_gpt2() -> pre_tokenizers.PreTokenizer:
+    """Digits in threes, too."""
+    marks = pre_tokenizers.Split(Regex(_PUNCTUATION), "isolated")
+    threes = pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated")
+    return pre_tokenizers.Sequence([marks, _gpt2(), threes])
+
+
 _SPLITTERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "gpt-2": _gpt2,
-    "smollm": _digits_then_gpt2,
-    "starcoder": _digits_then_gpt2,
-    "llama-bpe": lambda: _words(3),
-    "llama3": lambda: _words(3),
-    "qwen2": lambda: _words(1),
+    **dict.fromkeys(("gpt-2", "olmo", "phi-2"), _gpt2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _digits_then_gpt2),
+    **dict.fromkeys(
+        ("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe"), lambda: _words(3)
+    ),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), lambda: _words(1)),
+    "bloom": lambda: _pieces(_SENTENCES),
+    "falcon": _punctuation_then_gpt2,
 }
-_WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3"})
+_WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3"})
+_COMPOSED = frozenset({"qwen2", "deepseek-r1-qwen"})
 
 
 def byte_level_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
@@ -132,7 +151,7 @@ def byte_level_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
             ignore_merges=splitter in _WHOLE_WORDS_FIRST,
         )
     )
-    if splitter == "qwen2":
+    if splitter in _COMPOSED:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _SPLITTERS[splitter]()
     tokenizer.decoder = decoders.ByteLevel()

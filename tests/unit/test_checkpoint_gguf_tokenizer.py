@@ -125,6 +125,11 @@ def test_any_text_survives_and_encodes_alike(text: str) -> None:
         ("qwen2", ["ab", "'S", " x", *"12345", " ", " !?\n\n", "  ", " c", " \n\n", "d"]),
         ("gpt-2", ["ab", "'", "S", " x", "12345", " ", " !?", "\n\n  ", " c", " \n", "\n", "d"]),
         ("smollm", ["ab", "'", "S", " x", *"12345", " ", " !?", "\n\n  ", " c", " \n", "\n", "d"]),
+        ("bloom", ["ab'S", " x12345", "  !?\n\n  ", " c", " \n\n", "d"]),
+        (
+            "falcon",
+            ["ab", "'", "S", " x", "123", "45", "  ", "!?", "\n\n  ", " c", " \n", "\n", "d"],
+        ),
     ],
 )
 def test_words_that_merges_never_cross(splitter: str, pieces: list[str]) -> None:
@@ -260,7 +265,7 @@ def test_file_without_a_tokenizer(tmp_path: Path) -> None:
     ("key", "value", "text"),
     [
         ("model", "bert", r"tokenizer.ggml.model is not supported; found 'bert'; allowed: gpt2"),
-        ("pre", "viking", "tokenizer.ggml.pre is not supported; found 'viking'; allowed: gpt-2"),
+        ("pre", "viking", "tokenizer.ggml.pre is not supported; found 'viking'; allowed: bloom"),
         ("eos_token_id", 400, "eos_token_id is outside the vocabulary; found 400; allowed: 0 to"),
         ("token_type", [1, 1], "token_type does not fit the tokens; found 2 entries"),
         ("merges", ["q\u0416 z"], "merges joins what is no token"),
