@@ -26,7 +26,7 @@ def _nibbles(blocks: Bytes, start: int) -> Bytes:
 def _five(blocks: Bytes, start: int) -> Bytes:
     """The 32 five-bit codes behind byte `start`: four bytes of fifth bits, a column each, and nibbles."""
     fifth = np.unpackbits(blocks[..., start : start + 4], axis=-1, bitorder="little")
-    return _nibbles(blocks, start + 4) | (fifth.reshape(len(blocks), -1) << 4)
+    return _nibbles(blocks, start + 4) | (fifth.reshape(len(blocks), -1) << np.uint8(4))
 
 
 def _q4_0(blocks: Bytes) -> QuantizedTensor:

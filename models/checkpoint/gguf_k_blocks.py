@@ -27,7 +27,7 @@ def q2_k(blocks: Bytes) -> QuantizedTensor:
 def q3_k(blocks: Bytes) -> QuantizedTensor:
     """32 bytes of third bits, 64 of the lower two, 16 scales of 6 bits, d."""
     third = planes(blocks[..., :32], range(8), 1)
-    codes = _quarters(blocks[..., 32:96]) | (third.reshape(len(blocks), -1) << 2)
+    codes = _quarters(blocks[..., 32:96]) | (third.reshape(len(blocks), -1) << np.uint8(2))
     packed = blocks[..., 96:108]
     low = planes(packed[..., :8], (0, 4), 15).reshape(*packed.shape[:-1], 16)
     high = planes(packed[..., 8:], (0, 2, 4, 6), 3).reshape(low.shape)
@@ -45,14 +45,14 @@ def q5_k(blocks: Bytes) -> QuantizedTensor:
     """As `q4_k`, with 32 bytes of fifth bits in front of the codes."""
     low = planes(blocks[..., 48:].reshape(*blocks.shape[:2], 4, 32), (0, 4), 15)
     fifth = planes(blocks[..., 16:48], range(8), 1).reshape(low.shape)
-    codes = low | (fifth << 4)
+    codes = low | (fifth << np.uint8(4))
     return affine(codes.reshape(len(blocks), -1), 5, 32, *_scales_and_least(blocks))
 
 
 def q6_k(blocks: Bytes) -> QuantizedTensor:
     """128 bytes of lower four bits, 64 of the upper two, 16 signed scales of 8 bits, d."""
     low = planes(blocks[..., :128].reshape(*blocks.shape[:2], 2, 64), (0, 4), 15)
-    codes = low.reshape(len(blocks), -1) | (_quarters(blocks[..., 128:192]) << 4)
+    codes = low.reshape(len(blocks), -1) | (_quarters(blocks[..., 128:192]) << np.uint8(4))
     signed = np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
     return symmetric(codes, 6, 16, _by_row(half(blocks, 208)[..., None] * signed))
 
