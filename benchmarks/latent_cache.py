@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from onnxlm.models.layers.attention import AttentionContext, Cache
 from onnxlm.models.layers.cached_attention import AttentionSpec, cached_attention, split_heads
-from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
+from onnxlm.models.layers.decoder import DecoderLM, Positions
+from onnxlm.models.layers.decoder_layers import DecoderLayer
 from onnxlm.models.layers.mla import LatentAttention, LatentSpec
 from onnxlm.models.layers.mlp import GatedMLP
 from onnxlm.models.layers.norm import RMSNorm
@@ -104,7 +105,7 @@ def build(expanded: bool) -> DecoderLM:
     embedding = nn.Embedding(VOCABULARY, HIDDEN)
     head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
     tables = {"default": rope_tables(RopeConfig(), SPEC.qk_rope_head_dim, CONTEXT)}
-    return DecoderLM(embedding, layers, RMSNorm(HIDDEN, 1e-6), head, tables)
+    return DecoderLM(embedding, layers, RMSNorm(HIDDEN, 1e-6), head, Positions(rope=tables))
 
 
 def token_bytes() -> dict[str, int]:

@@ -21,7 +21,8 @@ from torch import nn
 
 from onnxlm.models.layers.attention import Attention
 from onnxlm.models.layers.cached_attention import AttentionSpec
-from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
+from onnxlm.models.layers.decoder import DecoderLM, Positions
+from onnxlm.models.layers.decoder_layers import DecoderLayer
 from onnxlm.models.layers.mlp import GatedMLP
 from onnxlm.models.layers.moe import Experts, SoftmaxRouter, SparseMLP
 from onnxlm.models.layers.norm import RMSNorm
@@ -65,7 +66,7 @@ def build(mixture: Mixture | None) -> DecoderLM:
     head = nn.Linear(HIDDEN, VOCABULARY, bias=False)
     tables = {"default": rope_tables(RopeConfig(), WIDTH, CONTEXT)}
     layers = [layer() for _ in range(LAYERS)]
-    return DecoderLM(embedding, layers, RMSNorm(HIDDEN, 1e-5), head, tables)
+    return DecoderLM(embedding, layers, RMSNorm(HIDDEN, 1e-5), head, Positions(rope=tables))
 
 
 def parse() -> argparse.Namespace:

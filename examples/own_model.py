@@ -14,7 +14,8 @@ from torch import nn
 
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
-from onnxlm.models.layers.decoder import DecoderLM, SandwichLayer, Scaling
+from onnxlm.models.layers.decoder import DecoderLM, Positions, Scaling
+from onnxlm.models.layers.decoder_layers import SandwichLayer
 from onnxlm.models.layers.mlp import MLP
 from onnxlm.models.layers.norm import RMSNorm
 from onnxlm.models.layers.rotary import RopeConfig, rope_tables
@@ -54,7 +55,7 @@ def build() -> DecoderLM:
         [layer(index) for index in range(LAYERS)],
         RMSNorm(HIDDEN, 1e-6),
         head,
-        {"default": rope_tables(RopeConfig(rope_theta=50000.0), WIDTH, CONTEXT)},
+        Positions(rope={"default": rope_tables(RopeConfig(rope_theta=50000.0), WIDTH, CONTEXT)}),
         scaling=Scaling(softcap=30.0),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from onnxlm.models.config import ModelConfig, RotaryConfig
-from onnxlm.models.layers.decoder import DecoderLM, Scaling
+from onnxlm.models.layers.decoder import DecoderLM, Positions, Scaling
 from onnxlm.models.layers.mlp import GatedMLP
 from onnxlm.models.layers.norm import RMSNorm
 from onnxlm.models.layers.rotary import longrope_switch, rope_tables
@@ -82,7 +82,9 @@ def rotary_lm(
         layers,
         norm,
         head,
-        {"default": rope_tables(config.rope, width, positions)},
+        Positions(
+            rope={"default": rope_tables(config.rope, width, positions)},
+            switch=longrope_switch(config.rope, positions),
+        ),
         scaling=scaling,
-        switch_positions=longrope_switch(config.rope, positions),
     )

@@ -15,7 +15,8 @@ from onnxlm.errors import ConfigError
 from onnxlm.models.architectures._common import MLP, NORMS, OUTER, PROJECTIONS, embedding_and_head
 from onnxlm.models.architectures._mixture import UNUSED, expert_rules
 from onnxlm.models.config import ConfigReader, ModelConfig
-from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
+from onnxlm.models.layers.decoder import DecoderLM, Positions
+from onnxlm.models.layers.decoder_layers import DecoderLayer
 from onnxlm.models.layers.mla import LatentAttention, LatentSpec
 from onnxlm.models.layers.mlp import GatedMLP
 from onnxlm.models.layers.moe import Experts, SparseMLP
@@ -133,7 +134,7 @@ def build(config: DeepseekConfig, router: Callable[[], nn.Module]) -> DecoderLM:
         [layer(index) for index in range(config.num_hidden_layers)],
         RMSNorm(hidden, eps),
         head,
-        {"default": rope_tables(config.rope, width, positions)},
+        Positions(rope={"default": rope_tables(config.rope, width, positions)}),
     )
 
 

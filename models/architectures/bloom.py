@@ -23,7 +23,8 @@ from onnxlm.models.architectures._common import NORMS, embedding_and_head
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
-from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
+from onnxlm.models.layers.decoder import Bridges, DecoderLM, Positions
+from onnxlm.models.layers.decoder_layers import DecoderLayer
 from onnxlm.models.layers.distance_bias import alibi_table
 from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import Rule, Rules, under
@@ -72,8 +73,8 @@ def _build(config: ClassicConfig) -> DecoderLM:
         [layer() for _ in range(config.num_hidden_layers)],
         layer_norm(config),
         head,
-        embedding_norm=layer_norm(config),
-        bias_table=alibi_table(heads, config.max_position_embeddings),
+        Positions(bias_table=alibi_table(heads, config.max_position_embeddings)),
+        bridges=Bridges(embedding_norm=layer_norm(config)),
     )
 
 

@@ -22,7 +22,8 @@ from onnxlm.models.architectures._common import (
 from onnxlm.models.config import ConfigReader, RotaryConfig
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
-from onnxlm.models.layers.decoder import DecoderLM, ParallelLayer, Scaling
+from onnxlm.models.layers.decoder import DecoderLM, Scaling
+from onnxlm.models.layers.decoder_layers import ParallelLayer
 from onnxlm.models.layers.norm import HeadNorm, LayerNorm
 from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import under

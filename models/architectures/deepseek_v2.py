@@ -16,7 +16,7 @@ from onnxlm.models.architectures._deepseek import (
 )
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.decoder import DecoderLM
-from onnxlm.models.layers.moe import GroupRouter, SoftmaxRouter
+from onnxlm.models.layers.moe import GroupRouter, GroupSpec, SoftmaxRouter
 from onnxlm.models.registry import Architecture
 
 
@@ -55,10 +55,7 @@ def _build(config: DeepseekConfig) -> DecoderLM:
     def router() -> nn.Module:
         if config.n_group == config.topk_group:
             return SoftmaxRouter(hidden, count, top_k, normalize=False, factor=factor)
-        return GroupRouter(
-            hidden,
-            count,
-            top_k,
+        spec = GroupSpec(
             groups=config.n_group,
             chosen_groups=config.topk_group,
             scores="softmax",
@@ -67,6 +64,7 @@ def _build(config: DeepseekConfig) -> DecoderLM:
             normalize=False,
             factor=factor,
         )
+        return GroupRouter(hidden, count, top_k, spec)
 
     return build(config, router)
 

@@ -15,7 +15,7 @@ from onnxlm.models.architectures._deepseek import (
 )
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.decoder import DecoderLM
-from onnxlm.models.layers.moe import GroupRouter
+from onnxlm.models.layers.moe import GroupRouter, GroupSpec
 from onnxlm.models.registry import Architecture
 
 
@@ -41,10 +41,7 @@ def _parse_config(reader: ConfigReader) -> DeepseekConfig:
 
 def _build(config: DeepseekConfig) -> DecoderLM:
     def router() -> GroupRouter:
-        return GroupRouter(
-            config.hidden_size,
-            config.n_routed_experts,
-            config.num_experts_per_tok,
+        spec = GroupSpec(
             groups=config.n_group,
             chosen_groups=config.topk_group,
             scores="sigmoid",
@@ -53,6 +50,8 @@ def _build(config: DeepseekConfig) -> DecoderLM:
             normalize=config.norm_topk_prob,
             factor=config.routed_scaling_factor,
         )
+        experts, top_k = config.n_routed_experts, config.num_experts_per_tok
+        return GroupRouter(config.hidden_size, experts, top_k, spec)
 
     return build(config, router)
 

@@ -28,7 +28,8 @@ from onnxlm.models.architectures._common import NORMS, embedding_and_head
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
-from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM, ParallelLayer
+from onnxlm.models.layers.decoder import DecoderLM, Positions
+from onnxlm.models.layers.decoder_layers import DecoderLayer, ParallelLayer
 from onnxlm.models.layers.distance_bias import alibi_slopes
 from onnxlm.models.layers.rotary import RopeConfig, rope_tables
 from onnxlm.models.registry import Architecture, GgufFamily
@@ -128,17 +129,16 @@ def _layer(config: FalconConfig) -> DecoderLayer | ParallelLayer:
 def _build(config: FalconConfig) -> DecoderLM:
     embedding, head = embedding_and_head(config)
     positions = config.max_position_embeddings
-    tables = {}
-    if config.rope is not None:
-        tables["default"] = rope_tables(config.rope, config.head_dim, positions)
+    if config.rope is None:
+        places = Positions(bias_table=_alibi(config), bias_from_end=True)
+    else:
+        places = Positions(rope={"default": rope_tables(config.rope, config.head_dim, positions)})
     return DecoderLM(
         embedding,
         [_layer(config) for _ in range(config.num_hidden_layers)],
         layer_norm(config),
         head,
-        tables,
-        bias_table=_alibi(config) if config.rope is None else None,
-        bias_from_end=config.rope is None,
+        places,
     )
 
 

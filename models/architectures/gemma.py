@@ -15,7 +15,8 @@ from onnxlm.models.architectures._gemma import GELU, gemma_fields, gemma_rules
 from onnxlm.models.config import ConfigReader, RotaryConfig
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
-from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM, Scaling
+from onnxlm.models.layers.decoder import DecoderLM, Scaling
+from onnxlm.models.layers.decoder_layers import DecoderLayer
 from onnxlm.models.registry import Architecture, GgufFamily
 
 if TYPE_CHECKING:

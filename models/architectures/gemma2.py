@@ -25,7 +25,8 @@ from onnxlm.models.architectures._gemma import (
 from onnxlm.models.architectures._windows import sliding_windows
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.attention import Attention
-from onnxlm.models.layers.decoder import DecoderLM, SandwichLayer
+from onnxlm.models.layers.decoder import DecoderLM
+from onnxlm.models.layers.decoder_layers import SandwichLayer
 from onnxlm.models.registry import Architecture, GgufFamily
 
 if TYPE_CHECKING:

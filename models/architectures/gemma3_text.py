@@ -28,7 +28,8 @@ from onnxlm.models.architectures._gemma import (
 from onnxlm.models.architectures._windows import FULL, SLIDING, sliding_windows
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.attention import Attention
-from onnxlm.models.layers.decoder import DecoderLM, SandwichLayer
+from onnxlm.models.layers.decoder import DecoderLM, Positions
+from onnxlm.models.layers.decoder_layers import SandwichLayer
 from onnxlm.models.layers.norm import RMSNorm
 from onnxlm.models.layers.rotary import RopeConfig, rope_tables
 from onnxlm.models.registry import Architecture, GgufFamily
@@ -125,7 +126,12 @@ def _build(config: Gemma3Config) -> DecoderLM:
     }
     layers = [layer(window) for window in config.sliding_windows]
     return DecoderLM(
-        embedding, layers, rms_norm(config), head, tables, scaling=gemma_scaling(config)
+        embedding,
+        layers,
+        rms_norm(config),
+        head,
+        Positions(rope=tables),
+        scaling=gemma_scaling(config),
     )
 
 

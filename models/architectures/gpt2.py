@@ -27,7 +27,8 @@ from onnxlm.models.architectures._common import embedding_and_head
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
-from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
+from onnxlm.models.layers.decoder import DecoderLM, Positions
+from onnxlm.models.layers.decoder_layers import DecoderLayer
 from onnxlm.models.layers.position_embedding import LearnedPositions
 from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import Cut, Rule, Rules, transposed
@@ -87,7 +88,7 @@ def _build(config: Gpt2Config) -> DecoderLM:
         [layer(index) for index in range(config.num_hidden_layers)],
         layer_norm(config),
         head,
-        positions=LearnedPositions(config.max_position_embeddings, width),
+        positions=Positions(learned=LearnedPositions(config.max_position_embeddings, width)),
     )
 
 

@@ -14,7 +14,8 @@ from onnxlm.models.architectures._common import ATTENTION, NORMS, OUTER, embeddi
 from onnxlm.models.config import ConfigReader, ModelConfig
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
-from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
+from onnxlm.models.layers.decoder import DecoderLM, Positions
+from onnxlm.models.layers.decoder_layers import DecoderLayer
 from onnxlm.models.layers.mlp import MLP
 from onnxlm.models.layers.norm import LayerNorm
 from onnxlm.models.layers.position_embedding import LearnedPositions
@@ -71,7 +72,7 @@ def _build(config: Gpt3Config) -> DecoderLM:
         [layer() for _ in range(config.num_hidden_layers)],
         norm(),
         head,
-        positions=LearnedPositions(config.max_position_embeddings, width),
+        positions=Positions(learned=LearnedPositions(config.max_position_embeddings, width)),
     )
 
 

@@ -21,7 +21,8 @@ from onnxlm.models.architectures._common import embedding_and_head
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
-from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
+from onnxlm.models.layers.decoder import DecoderLM, Positions
+from onnxlm.models.layers.decoder_layers import DecoderLayer
 from onnxlm.models.layers.position_embedding import LearnedPositions
 from onnxlm.models.registry import Architecture
 from onnxlm.models.weight_rules import under
@@ -104,7 +105,7 @@ def _build(config: GptNeoConfig) -> DecoderLM:
         [layer(kind) for kind in config.attention_layers],
         layer_norm(config),
         head,
-        positions=LearnedPositions(config.max_position_embeddings, width),
+        positions=Positions(learned=LearnedPositions(config.max_position_embeddings, width)),
     )
 
 

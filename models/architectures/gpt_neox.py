@@ -24,7 +24,8 @@ from onnxlm.models.architectures._common import NORMS, embedding_and_head
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
-from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM, ParallelLayer
+from onnxlm.models.layers.decoder import DecoderLM, Positions
+from onnxlm.models.layers.decoder_layers import DecoderLayer, ParallelLayer
 from onnxlm.models.layers.rotary import RopeConfig, rope_tables
 from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import under
@@ -79,12 +80,13 @@ def _build(config: NeoxConfig) -> DecoderLM:
         )
 
     embedding, head = embedding_and_head(config)
+    tables = rope_tables(config.rope, config.rotary_width, config.max_position_embeddings)
     return DecoderLM(
         embedding,
         [layer() for _ in range(config.num_hidden_layers)],
         layer_norm(config),
         head,
-        {"default": rope_tables(config.rope, config.rotary_width, config.max_position_embeddings)},
+        Positions(rope={"default": tables}),
     )
 
 

@@ -21,7 +21,8 @@ from onnxlm.models.architectures._common import embedding_and_head
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.attention import Attention
 from onnxlm.models.layers.cached_attention import AttentionSpec
-from onnxlm.models.layers.decoder import DecoderLM, ParallelLayer
+from onnxlm.models.layers.decoder import DecoderLM, Positions
+from onnxlm.models.layers.decoder_layers import ParallelLayer
 from onnxlm.models.layers.rotary import RopeConfig, rope_tables
 from onnxlm.models.registry import Architecture
 from onnxlm.models.weight_rules import under
@@ -59,12 +60,13 @@ def _build(config: GptjConfig) -> DecoderLM:
         return ParallelLayer(attention, plain_mlp(config), layer_norm(config))
 
     embedding, head = embedding_and_head(config, head_bias=True)
+    tables = rope_tables(RopeConfig(), config.rotary_dim, config.max_position_embeddings)
     return DecoderLM(
         embedding,
         [layer() for _ in range(config.num_hidden_layers)],
         layer_norm(config),
         head,
-        {"default": rope_tables(RopeConfig(), config.rotary_dim, config.max_position_embeddings)},
+        Positions(rope={"default": tables}),
     )
 
 

@@ -10,7 +10,8 @@ from onnxlm.models.architectures._windows import WindowedConfig
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.attention import Attention
 from onnxlm.models.layers.cached_attention import AttentionSpec
-from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
+from onnxlm.models.layers.decoder import DecoderLM
+from onnxlm.models.layers.decoder_layers import DecoderLayer
 from onnxlm.models.registry import Architecture
 from onnxlm.models.weight_rules import under
 

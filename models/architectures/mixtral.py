@@ -16,7 +16,8 @@ from onnxlm.models.architectures._mixture import UNUSED, expert_rules
 from onnxlm.models.config import ConfigReader, RotaryConfig
 from onnxlm.models.layers.attention import Attention
 from onnxlm.models.layers.cached_attention import AttentionSpec
-from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
+from onnxlm.models.layers.decoder import DecoderLM
+from onnxlm.models.layers.decoder_layers import DecoderLayer
 from onnxlm.models.layers.moe import Experts, SoftmaxRouter, SparseMLP
 from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import under

@@ -22,7 +22,8 @@ from onnxlm.models.architectures._common import (
 from onnxlm.models.config import ConfigReader, RotaryConfig
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
-from onnxlm.models.layers.decoder import DecoderLM, SandwichLayer
+from onnxlm.models.layers.decoder import DecoderLM
+from onnxlm.models.layers.decoder_layers import SandwichLayer
 from onnxlm.models.layers.norm import RMSNorm
 from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import under

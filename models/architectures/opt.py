@@ -14,7 +14,8 @@ from onnxlm.models.architectures._classic import ClassicConfig, classic_fields, 
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
-from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM, PostNormLayer
+from onnxlm.models.layers.decoder import Bridges, DecoderLM, Positions
+from onnxlm.models.layers.decoder_layers import DecoderLayer, PostNormLayer
 from onnxlm.models.layers.norm import LayerNorm
 from onnxlm.models.layers.position_embedding import LearnedPositions
 from onnxlm.models.registry import Architecture
@@ -81,14 +82,21 @@ def _build(config: OptConfig) -> DecoderLM:
     head = nn.Linear(narrow, config.vocab_size, bias=False)
     if config.tie_word_embeddings:
         head.weight = embedding.weight
-    projections = (nn.Linear(narrow, width, bias=False), nn.Linear(width, narrow, bias=False))
+    bridges = Bridges()
+    if narrow != width:
+        bridges = Bridges(
+            project_in=nn.Linear(narrow, width, bias=False),
+            project_out=nn.Linear(width, narrow, bias=False),
+        )
     return DecoderLM(
         embedding,
         [_layer(config) for _ in range(config.num_hidden_layers)],
         _norm(config) if config.final_norm else None,
         head,
-        positions=LearnedPositions(config.max_position_embeddings, width, _POSITION_OFFSET),
-        projections=projections if narrow != width else None,
+        positions=Positions(
+            learned=LearnedPositions(config.max_position_embeddings, width, _POSITION_OFFSET)
+        ),
+        bridges=bridges,
     )
 
 

@@ -20,7 +20,8 @@ from onnxlm.models.architectures._common import NORMS, OUTER, gated_mlp, rms_nor
 from onnxlm.models.config import ConfigReader, RotaryConfig
 from onnxlm.models.layers.attention import Attention
 from onnxlm.models.layers.cached_attention import AttentionSpec
-from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
+from onnxlm.models.layers.decoder import DecoderLM
+from onnxlm.models.layers.decoder_layers import DecoderLayer
 from onnxlm.models.layers.rotary import RopeConfig
 from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import Cut, Rules, under

@@ -15,7 +15,8 @@ from onnxlm.models.architectures._windows import WindowedConfig, sliding_windows
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
-from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
+from onnxlm.models.layers.decoder import DecoderLM
+from onnxlm.models.layers.decoder_layers import DecoderLayer
 from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import under
 

@@ -23,7 +23,8 @@ from onnxlm.models.architectures.qwen2 import qwen_windows
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
-from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM
+from onnxlm.models.layers.decoder import DecoderLM
+from onnxlm.models.layers.decoder_layers import DecoderLayer
 from onnxlm.models.layers.norm import RMSNorm
 from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import under

@@ -16,7 +16,8 @@ from onnxlm.models.architectures._common import LAYER, OUTER, gated_mlp, rotary_
 from onnxlm.models.config import ConfigReader, RotaryConfig
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
-from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM, ParallelLayer
+from onnxlm.models.layers.decoder import DecoderLM
+from onnxlm.models.layers.decoder_layers import DecoderLayer, ParallelLayer
 from onnxlm.models.layers.norm import HeadNorm, LayerNorm
 from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import Rules, Stack, under

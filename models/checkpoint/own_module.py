@@ -189,7 +189,7 @@ def _config(model: DecoderLM, name: str) -> ModelConfig:
     if positions is None:
         raise ConfigError(
             f"{name}: nothing in the model limits its context",
-            fix="pass max_positions=... to DecoderLM",
+            fix="give DecoderLM Positions(limit=...)",
         )
     first: Any = model.layers[0]
     return ModelConfig(

@@ -5,6 +5,8 @@ Legend of shapes: B rows, S tokens a row, E experts, k experts a token, K hidden
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -51,19 +53,11 @@ class SoftmaxRouter(nn.Module):
         return Routing(chosen, weights, self.normalize, logits, self.factor)
 
 
-class GroupRouter(nn.Module):
-    """Experts in groups: the best groups are chosen first, then the k best experts inside them.
+@dataclass(frozen=True)
+class GroupSpec:
+    """How a `GroupRouter` chooses.
 
-    A group is as good as the sum of its `group_top` best scores. The bias steers the choice alone; weights
-    are the scores without it.
-
-    Source: DeepSeek-AI, "DeepSeek-V3" (2024), section 2.1.2 (sigmoid scores, bias); "DeepSeek-V2" (2024),
-    section 2.2.2 (softmax scores, groups by their best expert).
-
-    Args:
-        hidden_size: K.
-        num_experts: E, a multiple of `groups`.
-        top_k: k.
+    Attributes:
         groups: Groups, of neighbouring experts.
         chosen_groups: Groups that a token may use.
         scores: "sigmoid" or "softmax".
@@ -73,45 +67,57 @@ class GroupRouter(nn.Module):
         factor: Of the weights.
     """
 
-    def __init__(
-        self,
-        hidden_size: int,
-        num_experts: int,
-        top_k: int,
-        *,
-        groups: int,
-        chosen_groups: int,
-        scores: str,
-        group_top: int,
-        bias: bool,
-        normalize: bool,
-        factor: float,
-    ) -> None:
+    groups: int
+    chosen_groups: int
+    scores: str
+    group_top: int
+    bias: bool
+    normalize: bool
+    factor: float
+
+
+class GroupRouter(nn.Module):
+    """Experts in groups: the best groups are chosen first, then the k best experts inside them.
+
+    A group is as good as the sum of its best scores. The bias steers the choice alone; weights
+    are the scores without it.
+
+    Source: DeepSeek-AI, "DeepSeek-V3" (2024), section 2.1.2 (sigmoid scores, bias); "DeepSeek-V2" (2024),
+    section 2.2.2 (softmax scores, groups by their best expert).
+
+    Args:
+        hidden_size: K.
+        num_experts: E, a multiple of the groups.
+        top_k: k.
+        spec: How the choice is made.
+    """
+
+    def __init__(self, hidden_size: int, num_experts: int, top_k: int, spec: GroupSpec) -> None:
         super().__init__()
         self.gate = nn.Linear(hidden_size, num_experts, bias=False)
-        self.correction_bias = nn.Parameter(torch.zeros(num_experts)) if bias else None
-        self.top_k, self.groups, self.chosen_groups = top_k, groups, chosen_groups
-        self.scores, self.group_top = scores, group_top
-        self.normalize, self.factor = normalize, factor
+        self.correction_bias = nn.Parameter(torch.zeros(num_experts)) if spec.bias else None
+        self.top_k = top_k
+        self.spec = spec
 
     def forward(self, x: Tensor) -> Routing:
         """Routing of [B, S, K]."""
         logits = self.gate(x).float()
-        scores = logits.sigmoid() if self.scores == "sigmoid" else logits.softmax(dim=-1)
+        scores = logits.sigmoid() if self.spec.scores == "sigmoid" else logits.softmax(dim=-1)
         wanted = scores if self.correction_bias is None else scores + self.correction_bias
         _, chosen = self._within_groups(wanted).topk(self.top_k, dim=-1)
         weights = scores.gather(-1, chosen)
-        if self.normalize:
+        if self.spec.normalize:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return Routing(chosen, weights, self.normalize, factor=self.factor)
+        return Routing(chosen, weights, self.spec.normalize, factor=self.spec.factor)
 
     def _within_groups(self, wanted: Tensor) -> Tensor:
         """Scores [..., E], those outside of the best groups out of reach."""
-        if self.chosen_groups == self.groups:
+        spec = self.spec
+        if spec.chosen_groups == spec.groups:
             return wanted
-        grouped = split_heads(wanted, self.groups)
-        best = grouped.topk(self.group_top, dim=-1)[0].sum(-1)
-        _, groups = best.topk(self.chosen_groups, dim=-1)
+        grouped = split_heads(wanted, spec.groups)
+        best = grouped.topk(spec.group_top, dim=-1)[0].sum(-1)
+        _, groups = best.topk(spec.chosen_groups, dim=-1)
         allowed = torch.zeros_like(best).scatter(-1, groups, 1.0)
         # Below any score, a bias included, and still a number.
         return grouped.masked_fill(allowed.unsqueeze(-1) == 0, -1e30).flatten(-2)

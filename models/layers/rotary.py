@@ -89,7 +89,7 @@ def _longrope(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tensor,
 def longrope_switch(rope: RopeConfig, max_positions: int) -> tuple[int, int] | None:
     """(n, offset): rows of more than n tokens look up their positions `offset` rows later.
 
-    None for settings that treat rows of all lengths alike. See `DecoderLM.switch_positions`.
+    None for settings that treat rows of all lengths alike. See `Positions.switch`.
     """
     if rope.rope_type != "longrope" or rope.factors["short_factor"] == rope.factors["long_factor"]:
         return None

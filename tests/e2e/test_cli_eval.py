@@ -108,21 +108,20 @@ def test_the_default_is_the_context_by_halves(
     assert found["windows"] == 3
 
 
-@pytest.mark.parametrize("by_package", [True, False])
+@pytest.mark.parametrize("other", ["tiny_package", "tiny_source"])
 def test_against_another_model(
     cli: Cli,
     int4: Path,
-    tiny_package: Path,
-    tiny_source: Path,
     text_file: Path,
     oracle: PreTrainedModel,
     ids: list[int],
-    by_package: bool,
+    other: str,
+    request: pytest.FixtureRequest,
 ) -> None:
     """The quantized package's own logits, one run each, beside those of transformers."""
     from onnxlm.runtime import load
 
-    source = tiny_package if by_package else tiny_source
+    source: Path = request.getfixturevalue(other)
     options = ("--against", source, "--text", text_file, "--window", "40", "--stride", "10")
     ran = cli("eval", int4, *options, "--threads", "1", "--json")
     model = load(int4, threads=1)
@@ -145,7 +144,7 @@ def test_against_another_model(
     assert quality["kl_max"] == pytest.approx(kl.max().item(), rel=5e-2)
     assert comparison["kl_p99"] == pytest.approx(kl.quantile(0.99).item(), rel=5e-2)
     assert quality["top1"] == pytest.approx(top1, abs=0.01)
-    kind = "fp32 package" if by_package else "PyTorch, fp32"
+    kind = "fp32 package" if other == "tiny_package" else "PyTorch, fp32"
     assert comparison["against"] == f"{source} ({kind})"
     assert comparison["greedy"] == agreement(model, oracle, ids)
 

@@ -106,5 +106,5 @@ def test_a_context_without_limit_is_asked_for() -> None:
     model = hot()
     model.layers = torch.nn.ModuleList(model.layers[:1])
     unlimited = DecoderLM(model.embed_tokens, list(model.layers), model.norm, model.lm_head)
-    with pytest.raises(ConfigError, match="pass max_positions"):
+    with pytest.raises(ConfigError, match=r"give DecoderLM Positions\(limit"):
         from_module(unlimited)

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onnxlm.models.layers.decoder import DecoderLayer, DecoderLM, Scaling
+from onnxlm.models.layers.decoder import DecoderLM, Scaling
+from onnxlm.models.layers.decoder_layers import DecoderLayer
 from onnxlm.models.layers.norm import HeadNorm, LayerNorm, RMSNorm
 from onnxlm.models.weight_rules import Cut, raised
 

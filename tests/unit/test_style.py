@@ -16,7 +16,7 @@ MOST_FUNCTION_LINES = 50
 MOST_PARAMETERS = 7
 # Torch custom ops take numbers and tensors, no dataclass: the file that defines one and its lowerings, which
 # are called after it, share its long signature.
-CUSTOM_OPS = {"cached_attention"}
+CUSTOM_OPS = {"cached_attention", "experts"}
 VAGUE = {"utils", "util", "helpers", "helper", "misc", "common", "base"}
 
 

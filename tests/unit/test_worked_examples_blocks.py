@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from onnxlm.models.layers.activation import ACTIVATIONS
-from onnxlm.models.layers.decoder import DecoderLayer, ParallelLayer, PostNormLayer
+from onnxlm.models.layers.decoder_layers import DecoderLayer, ParallelLayer, PostNormLayer
 from onnxlm.models.layers.mlp import MLP, GatedMLP
 from onnxlm.models.layers.norm import LayerNorm, RMSNorm
 
