@@ -26,10 +26,11 @@ import numpy as np
 
 from onnxlm import io_spec
 from onnxlm.package import Package, open_package
-from onnxlm.runtime.engine import Batch, Sessions
+from onnxlm.runtime.engine import Batch
 from onnxlm.runtime.memory import read_memory
 from onnxlm.runtime.prepacked import PreparedGraphs, open_files, own_files, prepare
 from onnxlm.runtime.session import SessionConfig
+from onnxlm.runtime.sessions import Sessions
 from onnxlm.runtime.tokenizer import Tokenizer
 
 WAYS = ("own files", "packed")

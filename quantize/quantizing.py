@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 from tokenizers import Tokenizer
 
 from onnxlm import io_spec
-from onnxlm.errors import QuantizationError
+from onnxlm.errors import OnnxlmWarning, QuantizationError
 from onnxlm.graphs.describe import describe
 from onnxlm.graphs.edit import drop_unused
 from onnxlm.graphs.weights_file import write_graphs
@@ -159,19 +161,36 @@ def _observed(
 
 def _windows(source: Package, text: str | None) -> list[list[int]]:
     """Token ids of the calibration text, in rows as long as the model takes."""
-    if text is None:
-        text = resources.files("onnxlm.data").joinpath("calibration.txt").read_text("utf-8")
-    if not source.has("tokenizer.json"):
+    length = min(_WINDOW, source.manifest.context_length)
+    ids = _random_ids(source, text) if not source.has("tokenizer.json") else _text_ids(source, text)
+    return [ids[i : i + length] for i in range(0, len(ids), length)]
+
+
+def _random_ids(source: Package, text: str | None) -> list[int]:
+    """What a model runs whose tokens nobody has spelled."""
+    if text is not None:
         raise QuantizationError(
             f"{source.path}: has no tokenizer to read the calibration text with",
             fix="export from a checkpoint with a tokenizer.json beside its weights",
         )
+    warnings.warn(
+        f"{source.path}: has no tokenizer.json, so random token ids are what it is calibrated on",
+        OnnxlmWarning,
+        stacklevel=2,
+    )
+    drawn = np.random.default_rng(0).integers(0, source.manifest.vocab_size, _WINDOW * _WINDOWS)
+    return [int(token_id) for token_id in drawn]
+
+
+def _text_ids(source: Package, text: str | None) -> list[int]:
+    if text is None:
+        text = resources.files("onnxlm.data").joinpath("calibration.txt").read_text("utf-8")
     file = source.file_path("tokenizer.json")
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library has no class of its own for it
         raise QuantizationError(f"{file}: cannot be read", found=error) from error
-    ids = tokenizer.encode(text, add_special_tokens=False).ids[: _WINDOW * _WINDOWS]
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids[: _WINDOW * _WINDOWS]
     if not ids or max(ids) >= source.manifest.vocab_size:
         raise QuantizationError(
             "calibration text has no tokens, or some that the model does not have",
@@ -179,8 +198,7 @@ def _windows(source: Package, text: str | None) -> list[list[int]]:
             allowed=f"ids below {source.manifest.vocab_size}",
             fix="give another text",
         )
-    length = min(_WINDOW, source.manifest.context_length)
-    return [ids[i : i + length] for i in range(0, len(ids), length)]
+    return ids
 
 
 def _rewrite(graphs: Mapping[str, ir.Model], codes: Codes, lowering: str) -> None:

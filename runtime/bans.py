@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onnxlm.runtime.penalties import Ids, Logits, ends_with
+from onnxlm.runtime.arrays import Ids
+from onnxlm.runtime.penalties import Logits, ends_with
 
 
 def ban(logits: Logits, banned: Sequence[Sequence[int] | Ids]) -> Logits:

@@ -10,18 +10,18 @@ from collections.abc import Generator, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from onnxlm.runtime.arrays import Floats
 from onnxlm.runtime.beam import Beam, BeamSearch, BeamSettings, Tell
-from onnxlm.runtime.candidates import Floats
 from onnxlm.runtime.engine import PromptCancelledError
-from onnxlm.runtime.generate import Timings
 from onnxlm.runtime.generation import Generation
 from onnxlm.runtime.generation_fields import refused
 from onnxlm.runtime.logits_rules import LogitsRules, apply_rules
 from onnxlm.runtime.logprobs import log_normalizers, token_logprob
 from onnxlm.runtime.penalties import Logits
 from onnxlm.runtime.row_history import RowHistory
-from onnxlm.runtime.run import Prompts
 from onnxlm.runtime.sampling import check_logits
+from onnxlm.runtime.sampling_run import Prompts
+from onnxlm.runtime.token_loop import Timings
 
 
 class BeamRun:
@@ -102,7 +102,9 @@ class BeamRun:
         """Search, then give the only prompt's text: no part of it is certain before the end."""
         for _ in self.steps():
             pass
-        yield self.result(0).text
+        text = self.result(0).decoded
+        if text is not None:
+            yield text
 
     def _live(self) -> NDArray[np.bool_]:
         """Rows whose search goes on, bool [rows]."""
@@ -149,10 +151,11 @@ class BeamRun:
     def _of_beam(self, prompt: int, beam: Beam, score: float | None) -> Generation:
         ids, limits = list(beam.token_ids), self._limits[prompt]
         reason = limits.reason(len(ids), ids[-1] if ids else None)
+        shown, tokenizer = ids[:-1] if reason == "stop" else ids, self._prompts.tokenizer
         best = [search.complete[0] for search in self._searches if search.complete]
         made, spent = sum(len(b.token_ids) - 1 for b in best), sum(self._timings.steps_s)
         return Generation(
-            text=self._prompts.tokenizer.decode(ids[:-1] if reason == "stop" else ids),
+            decoded=tokenizer.decode(shown) if tokenizer.has_text else None,
             token_ids=ids,
             finish_reason=reason or ("cancelled" if self.cancelled.is_set() else None),
             prompt_tokens=len(self._prompts.rows[prompt]),

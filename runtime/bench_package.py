@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
+
 from onnxlm import io_spec
 from onnxlm.manifest import Manifest
 from onnxlm.package import Package
@@ -14,9 +16,11 @@ from onnxlm.runtime.bench import Case, Rows
 from onnxlm.runtime.engine import PREFILL_CHUNK, Batch
 from onnxlm.runtime.graph_cost import Work, node_costs, work_of
 from onnxlm.runtime.graph_reader import read_graph
-from onnxlm.runtime.kv_cache import bytes_at
 from onnxlm.runtime.model import LanguageModel, load
+from onnxlm.runtime.state_buffers import bytes_at
 from onnxlm.runtime.tokenizer import Tokenizer
+
+_RANDOM_TOKENS = 4096
 
 
 @dataclass
@@ -78,9 +82,14 @@ def sample_text() -> str:
 def prompt_rows(package: Path, vocab_size: int, length: int, batch: int) -> list[list[int]]:
     """Rows of `length` tokens: the bundled text, again and again, in the package's own tokens.
 
-    Each row begins elsewhere in the text, so that no two rows of a batch are the same.
+    Each row begins elsewhere in the text, so that no two rows of a batch are the same. Without a tokenizer
+    the tokens are random.
     """
-    ids = Tokenizer.from_folder(package, vocab_size).encode(sample_text())
+    tokenizer = Tokenizer.of_package(package, vocab_size)
+    if tokenizer.has_text:
+        ids = tokenizer.encode(sample_text())
+    else:
+        ids = np.random.default_rng(0).integers(0, vocab_size, _RANDOM_TOKENS).tolist()
     starts = [row * len(ids) // batch for row in range(batch)]
     longest = ids * ((length + len(ids)) // len(ids) + 1)
     return [longest[start : start + length] for start in starts]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
+from onnxlm.runtime.arrays import Floats
 
 # Weights are whole numbers up to this one. The sum over a vocabulary of 2**19 tokens fits float64's 53 bits.
 _HEAVIEST = np.float32(2.0**34)

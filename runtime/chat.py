@@ -12,6 +12,7 @@ from onnxlm.errors import InputError
 from onnxlm.runtime.chat_file import SavedChat, read_chat, write_chat
 from onnxlm.runtime.engine import Batch
 from onnxlm.runtime.text_iterator import AsyncTextIterator, TextIterator
+from onnxlm.runtime.tokenizer import no_text
 
 if TYPE_CHECKING:
     from onnxlm.runtime.model import LanguageModel
@@ -53,7 +54,7 @@ class Chat:
         settings: What the template is given beside the messages.
 
     Raises:
-        InputError: The package has no chat template, or the template refuses the system message.
+        InputError: The package has no tokenizer or no chat template, or that refuses the system message.
     """
 
     def __init__(
@@ -67,6 +68,8 @@ class Chat:
         # Jinja takes 25 ms to import, which most runs need not pay.
         from onnxlm.runtime.chat_template import ChatTemplate
 
+        if not model.tokenizer.has_text:
+            raise no_text()
         template = ChatTemplate.from_folder(model.package.path)
         if template is None:
             raise InputError(

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxlm.runtime.candidates import Floats
+from onnxlm.runtime.arrays import Floats
 from onnxlm.runtime.logits_rules import LogitsRules, apply_rules
 from onnxlm.runtime.logprobs import TokenLogprob, log_normalizers, token_logprob
 from onnxlm.runtime.randomness import uniforms

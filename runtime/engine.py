@@ -8,60 +8,30 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
 from onnxlm import io_spec
 from onnxlm.errors import InputError
-from onnxlm.io_spec import StateSpec
 from onnxlm.progress import Progress, silent
-from onnxlm.runtime.device_buffers import Device, on_host, placed
-from onnxlm.runtime.graph_capture import Captures
-from onnxlm.runtime.kv_cache import Flags, Ids, bind_rows, new_cache
+from onnxlm.runtime.arrays import Flags, Floats, Ids
+from onnxlm.runtime.device_buffers import on_host
+from onnxlm.runtime.graph_calls import DecodeSteps, run_prefill
+from onnxlm.runtime.kv_cache import new_cache
 from onnxlm.runtime.row_places import RowPlaces
-from onnxlm.runtime.session import run_bound
+from onnxlm.runtime.sessions import Sessions
 from onnxlm.runtime.tokenizer import check_token_ids
-
-Floats = NDArray[np.float32]
 
 # Tokens of a prompt that run at once: activations stay bounded, matrix products stay large.
 PREFILL_CHUNK = 512
 # The same of all rows together, and the fewest columns that makes of it.
 _CALL_TOKENS, _FEWEST_COLUMNS = 2048, 64
-_CPU: Device = ("cpu", 0)
 
 
 class PromptCancelledError(Exception):
     """A prompt was given up between two chunks; those that have run are cached."""
-
-
-@dataclass(frozen=True)
-class Sessions:
-    """What an engine runs.
-
-    Attributes:
-        prefill: Session of the prefill graph.
-        decode: Session of the decode graph.
-        states: The package's states.
-        vocab_size: V.
-        context_length: Most positions of a row.
-        device: Device type and number of the buffers.
-        kv_budget: Most bytes of one batch's cache; None for as much as the machine has.
-        graph_capture: The decode session records a step and replays it, see `Captures`.
-    """
-
-    prefill: ort.InferenceSession
-    decode: ort.InferenceSession
-    states: tuple[StateSpec, ...]
-    vocab_size: int
-    context_length: int
-    device: Device = _CPU
-    kv_budget: int | None = None
-    graph_capture: bool = False
 
 
 class Batch:
@@ -89,15 +59,7 @@ class Batch:
             sessions.states, rows, sessions.context_length, sessions.device, sessions.kv_budget
         )
         self._places = RowPlaces(rows)
-        # [B, 1] by place, what the next decode step reads; a greedy step overwrites it.
-        self._tokens = placed(np.zeros((rows, 1), dtype=np.int64), sessions.device)
-        self._logits: ort.OrtValue | None = None
-        # Of decode steps, by what they put out and how many rows they run, and their masks; they hold on to
-        # the cache's buffers.
-        self._bindings: dict[tuple[str, int], tuple[ort.IOBinding, Ids]] = {}
-        # A device's copies of those masks.
-        self._masks: dict[tuple[str, int], ort.OrtValue] = {}
-        self._captures = Captures(sessions.decode) if sessions.graph_capture else None
+        self._steps = DecodeSteps(sessions, rows)
 
     @property
     def lengths(self) -> Ids:
@@ -164,7 +126,10 @@ class Batch:
             room = self.cache.room(counts[order] > start)
             end = min(start + (keep or _columns_of(len(order))), start + room, longest)
             real = np.arange(start, end) < counts[order, None]
-            result = self._run_chunk(ids[order, start:end], real, output, keep)
+            self._make_room(end - start)
+            result = run_prefill(
+                self._sessions.prefill, self.cache, ids[order, start:end], real, (output, keep)
+            )
             if len(order) == 1 == self.rows:
                 results = result
             else:
@@ -177,24 +142,6 @@ class Batch:
             start = end
         assert results is not None
         return results
-
-    def _run_chunk(self, ids: Ids, real: Flags, output: str, keep: int | None) -> NDArray[Any]:
-        session = self._sessions.prefill
-        self._make_room(real.shape[1])
-        mask = self.cache.chunk_mask(real)
-        binding = session.io_binding()
-        binding.bind_cpu_input(io_spec.INPUT_IDS, np.ascontiguousarray(ids))
-        binding.bind_cpu_input(io_spec.ATTENTION_MASK, mask)
-        if keep is not None:
-            # An input with a default is not among those that `bind_cpu_input` knows.
-            kept = placed(np.array(keep, dtype=np.int64), _CPU)
-            binding.bind_ortvalue_input(io_spec.LOGITS_TO_KEEP, kept)
-        binding.bind_output(output, *_CPU)
-        self.cache.bind(binding)
-        run_bound(session, binding)
-        self.cache.commit(binding)
-        array: NDArray[Any] = binding.get_outputs()[0].numpy()
-        return array
 
     def decode_tokens(self, live: Flags | None = None) -> Ids:
         """One greedy step: run `tokens`, one a row, and put the arg-max there.
@@ -209,7 +156,7 @@ class Batch:
             InputError: The context is full.
         """
         self._step(io_spec.NEXT_TOKENS, live)
-        return self._places.by_row(self._tokens.numpy()[:, 0]).copy()
+        return self._places.by_row(self._steps.tokens.numpy()[:, 0]).copy()
 
     def decode_logits(self, live: Flags | None = None) -> Floats:
         """One step whose next token is chosen elsewhere: run `tokens` and leave them alone.
@@ -224,8 +171,7 @@ class Batch:
             InputError: The context is full.
         """
         self._step(io_spec.LOGITS, live)
-        assert self._logits is not None
-        return self._places.by_row(self._logits.numpy()[:, 0])
+        return self._places.by_row(self._steps.logits)
 
     def _step(self, output: str, live: Flags | None) -> None:
         alive = [True] * self.rows if live is None else live.tolist()
@@ -234,32 +180,7 @@ class Batch:
         self._choose(alive)
         running = self.cache.running
         mask = self.cache.step_mask(alive if running == self.rows else [1] * running)
-        key = (output, running)
-        binding, bound = self._bindings.get(key) or (self._bind_step(output), None)
-        if not on_host(self._sessions.device):
-            self._upload_mask(key, binding, mask)
-        elif bound is not mask:
-            binding.bind_cpu_input(io_spec.ATTENTION_MASK, mask)
-        self._bindings[key] = (binding, mask)
-        options = None if self._captures is None else self._captures.run_options(binding)
-        run_bound(self._sessions.decode, binding, options)
-        self.cache.commit(binding)
-
-    def _upload_mask(self, key: tuple[str, int], binding: ort.IOBinding, mask: Ids) -> None:
-        """Into the buffer that is bound, as a recorded step reads it there; a new one for another shape."""
-        held = self._masks.get(key)
-        if held is not None and tuple(held.shape()) == mask.shape and key in self._bindings:
-            held.update_inplace(mask)
-            return
-        self._masks[key] = placed(mask, self._sessions.device)
-        binding.bind_ortvalue_input(io_spec.ATTENTION_MASK, self._masks[key])
-
-    def _forget_bindings(self) -> None:
-        """Before buffers become others."""
-        self._bindings.clear()
-        self._masks.clear()
-        if self._captures is not None:
-            self._captures.release()
+        self._steps.run(output, self.cache, mask)
 
     def _choose(self, live: Sequence[bool]) -> None:
         """Have the next call run the marked rows only, where the cache can leave rows out."""
@@ -268,7 +189,7 @@ class Batch:
         moves = self._places.arrange(live)
         if moves is not None:
             self.cache.reorder(moves)
-            tokens = self._tokens.numpy()
+            tokens = self._steps.tokens.numpy()
             tokens[:] = tokens[moves]
         self.cache.run_first(self._places.running)
 
@@ -282,7 +203,7 @@ class Batch:
             InputError: An id is out of bounds.
         """
         ids = check_token_ids(tokens, self._sessions.vocab_size)
-        self._tokens.update_inplace(ids[self._places.rows].reshape(self.rows, 1))
+        self._steps.tokens.update_inplace(ids[self._places.rows].reshape(self.rows, 1))
 
     def fork(self) -> Batch:
         """Another batch that holds the same tokens; from here on the two share nothing."""
@@ -314,11 +235,8 @@ class Batch:
         Every row must hold tokens. What the next step reads is to be set anew.
         """
         if rows.size != self.rows or not on_host(self._sessions.device):  # buffers become others
-            self._forget_bindings()
-            self._logits = None
+            self._steps.resize(rows.size)
             self.rows = rows.size
-            tokens = np.zeros((self.rows, 1), dtype=np.int64)
-            self._tokens = placed(tokens, self._sessions.device)
         self.cache.reorder(self._places.places[rows])
         self._places = RowPlaces(self.rows)
 
@@ -377,26 +295,8 @@ class Batch:
 
     def _make_room(self, columns: int) -> None:
         if not self.cache.fits(columns):
-            self._forget_bindings()  # first, so that old buffers go while new ones come
+            self._steps.forget()  # first, so that old buffers go while new ones come
             self.cache.grow(columns)
-
-    def _bind_step(self, output: str) -> ort.IOBinding:
-        """Everything that stays from step to step: all but the mask."""
-        binding = self._sessions.decode.io_binding()
-        # Read first, written last: one buffer carries a greedy step's token to the next.
-        put_out = self._tokens
-        if output == io_spec.LOGITS:
-            if self._logits is None:
-                shape = (self.rows, 1, self._sessions.vocab_size)
-                # A replayed step copies nothing: its logits stay where it computes them until they are read.
-                device = self._sessions.device if self._sessions.graph_capture else _CPU
-                self._logits = placed(np.zeros(shape, dtype=np.float32), device)
-            put_out = self._logits
-        running = self.cache.running
-        bind_rows(binding.bind_ortvalue_input, io_spec.INPUT_IDS, self._tokens, running)
-        bind_rows(binding.bind_ortvalue_output, output, put_out, running)
-        self.cache.bind(binding)
-        return binding
 
 
 def _columns_of(rows: int) -> int:

@@ -18,11 +18,11 @@ from onnxlm.progress import Progress, silent
 from onnxlm.quality import Quality, QualityMeter
 from onnxlm.runtime.choosing import TokenChooser
 from onnxlm.runtime.engine import Batch
-from onnxlm.runtime.generate import Timings, token_steps
 from onnxlm.runtime.model import LanguageModel
 from onnxlm.runtime.session import SessionConfig, session_options
 from onnxlm.runtime.stopping import RowLimits, RowStops
 from onnxlm.runtime.text_windows import strided_windows
+from onnxlm.runtime.token_loop import Timings, token_steps
 from onnxlm.runtime.tokenizer import Tokenizer
 
 # Each window starts with an empty cache; within it, logits of this many positions exist at once.

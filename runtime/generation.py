@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from onnxlm.runtime.logprobs import TokenLogprob
 from onnxlm.runtime.stopping import StopReason
+from onnxlm.runtime.tokenizer import no_text
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,7 @@ class Generation:
     """What came of one prompt.
 
     Attributes:
-        text: The new text, special tokens left out; it ends before a stop string or a stop token.
+        decoded: The text, see there; None where the package has no tokenizer.
         token_ids: The new ids, what ended the text included.
         finish_reason: Why it ended: "eos", "stop", "length", "context" or "cancelled"; None while it runs.
         prompt_tokens: Tokens that ran before the first new one.
@@ -24,7 +25,7 @@ class Generation:
         alternatives: The other sequences that num_return_sequences asked for, best first.
     """
 
-    text: str
+    decoded: str | None
     token_ids: list[int]
     finish_reason: StopReason | None
     prompt_tokens: int
@@ -33,3 +34,14 @@ class Generation:
     logprobs: list[TokenLogprob] | None = None
     score: float | None = None
     alternatives: tuple[Generation, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The new text, special tokens left out; it ends before a stop string or a stop token.
+
+        Raises:
+            InputError: The package has no tokenizer.
+        """
+        if self.decoded is None:
+            raise no_text()
+        return self.decoded

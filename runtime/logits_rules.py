@@ -7,11 +7,11 @@ from collections.abc import Collection, Iterator, Sequence
 import numpy as np
 
 from onnxlm.errors import InputError
+from onnxlm.runtime.arrays import Ids
 from onnxlm.runtime.bans import ban, completed, repeated_ngrams
 from onnxlm.runtime.generation_fields import refused
 from onnxlm.runtime.penalties import (
     Bias,
-    Ids,
     Logits,
     add_biases,
     penalize_counts,

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import numpy as np
 
 from onnxlm.errors import InputError
 from onnxlm.package import Package, open_package
 from onnxlm.progress import Progress, silent
+from onnxlm.runtime.arrays import Floats
 from onnxlm.runtime.beam_run import BeamRun
 from onnxlm.runtime.chat import Chat, ChatSettings
 from onnxlm.runtime.draft_policy import StepCosts
-from onnxlm.runtime.engine import PREFILL_CHUNK, Batch, Floats, Sessions
+from onnxlm.runtime.engine import PREFILL_CHUNK, Batch
 from onnxlm.runtime.generation import Generation
 from onnxlm.runtime.memory_budget import read_bytes
 from onnxlm.runtime.opening import open_sessions
 from onnxlm.runtime.prefix_cache import PrefixCache
-from onnxlm.runtime.run import Prompts, Run, SamplingRun
 from onnxlm.runtime.sampling_params import SamplingParams, params_of_rows
+from onnxlm.runtime.sampling_run import Prompts, Run, SamplingRun
 from onnxlm.runtime.session import SessionConfig, provider_in_use
+from onnxlm.runtime.sessions import Sessions
 from onnxlm.runtime.stopping import read_eos_token_ids
 from onnxlm.runtime.text_iterator import AsyncTextIterator, TextIterator
-from onnxlm.runtime.tokenizer import Tokenizer, check_token_ids
+from onnxlm.runtime.tokenizer import TOKENIZER_FILE, Tokenizer, check_token_ids
 
 Prompt = str | Sequence[int]
 
@@ -69,30 +72,31 @@ class LanguageModel:
         self.defaults = SamplingParams.from_generation_config(raw)
 
     @overload
-    def generate(self, prompts: str, **fields: Any) -> Generation: ...
+    def generate(self, prompts: Prompt, **fields: Any) -> Generation: ...
     @overload
     def generate(self, prompts: Sequence[Prompt], **fields: Any) -> list[Generation]: ...
     def generate(
-        self, prompts: str | Sequence[Prompt], **fields: Any
+        self, prompts: Prompt | Sequence[Prompt], **fields: Any
     ) -> Generation | list[Generation]:
         """Continue one prompt or a batch of prompts of any lengths.
 
         Args:
-            prompts: A text, or a list of texts or of lists of token ids.
+            prompts: A text or a list of token ids, or a list of such.
             **fields: Settings by the names of generation_config.json, see `SamplingParams`; what is not
                 given is as the package recommends. A list gives a value for each prompt.
 
         Raises:
             InputError: A prompt is empty, too long, or has ids out of bounds; a field makes no sense.
         """
-        batch = [prompts] if isinstance(prompts, str) else list(prompts)
-        rows = [self.encode(prompt) for prompt in batch]
+        one = _is_one(prompts)
+        batch = [prompts] if one else list(prompts)
+        rows = [self.encode(cast(Prompt, prompt)) for prompt in batch]
         params = params_of_rows(self.defaults, fields, len(rows))
         run = self._begin(Batch(self.sessions, len(rows)), rows, params)
         for _ in run.steps():
             pass
         results = [run.result(row) for row in range(len(rows))]
-        return results[0] if isinstance(prompts, str) else results
+        return results[0] if one else results
 
     def stream(self, prompt: Prompt, **fields: Any) -> TextIterator:
         """Continue one prompt, piece by piece as the text becomes certain; fields as in `generate`."""
@@ -123,6 +127,10 @@ class LanguageModel:
     ) -> Run:
         if any(one.prompt_lookup_num_tokens is not None for one in params):
             self._check_shared_weights()
+        if not self.tokenizer.has_text and any(one.stop_strings for one in params):
+            raise InputError(
+                f"stop_strings: the package has no {TOKENIZER_FILE}", fix="give stop_token_ids"
+            )
         batch.progress = self.progress
         prompts = Prompts(
             batch=batch,
@@ -220,6 +228,14 @@ class LanguageModel:
         return params
 
 
+def _is_one(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """Whether it is one prompt, and not several."""
+    if isinstance(prompts, str):
+        return True
+    listed = isinstance(prompts, Sequence | np.ndarray)
+    return listed and len(prompts) > 0 and isinstance(prompts[0], Integral)
+
+
 def load(
     path: str | Path,
     provider: str = "cpu",
@@ -250,6 +266,6 @@ def load(
     budget = read_bytes(kv_budget)
     package = open_package(path, verify)
     opened = open_sessions(package, config, packed)
-    tokenizer = Tokenizer.from_folder(path, package.manifest.vocab_size)
+    tokenizer = Tokenizer.of_package(path, package.manifest.vocab_size)
     sessions = dataclasses.replace(opened.sessions, kv_budget=budget)
     return LanguageModel(package, sessions, tokenizer, opened.fallback)

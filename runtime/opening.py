@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from onnxlm import io_spec
 from onnxlm.errors import InputError
 from onnxlm.package import Package
-from onnxlm.runtime.engine import Sessions
 from onnxlm.runtime.prepacked import PreparedGraphs, open_files, open_graphs, own_files
 from onnxlm.runtime.providers import find_provider
 from onnxlm.runtime.session import (
@@ -16,6 +15,7 @@ from onnxlm.runtime.session import (
     provider_in_use,
     usable_provider,
 )
+from onnxlm.runtime.sessions import Sessions
 
 
 @dataclass(frozen=True)

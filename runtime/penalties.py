@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Ids = NDArray[np.int64]
+from onnxlm.runtime.arrays import Ids
+
 Logits = NDArray[np.floating[Any]]
 Bias = tuple[tuple[int, ...], float]
 

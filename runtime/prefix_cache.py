@@ -6,7 +6,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from onnxlm.runtime.engine import Batch, Sessions
+from onnxlm.runtime.engine import Batch
+from onnxlm.runtime.sessions import Sessions
 
 # Each entry holds keys and values of its tokens for as long as the model is open.
 ENTRIES = 4

@@ -17,7 +17,7 @@ from onnxlm.progress import Progress, silent
 from onnxlm.runtime.bench import Case, Rows, Sample, time_run
 from onnxlm.runtime.bench_package import PackageContestant, prompt_rows
 from onnxlm.runtime.cores import usable_cores
-from onnxlm.runtime.engine import PREFILL_CHUNK, Batch, Sessions
+from onnxlm.runtime.engine import PREFILL_CHUNK, Batch
 from onnxlm.runtime.graph_cost import NodeCost, node_costs
 from onnxlm.runtime.graph_reader import read_graph
 from onnxlm.runtime.machine import describe_machine
@@ -27,6 +27,7 @@ from onnxlm.runtime.profile_report import Phase, Profile
 from onnxlm.runtime.providers import find_provider, require_provider
 from onnxlm.runtime.roofline import Roofline
 from onnxlm.runtime.session import SessionConfig, open_session, provider_in_use
+from onnxlm.runtime.sessions import Sessions
 
 _BOUNDED = "CPUExecutionProvider"
 

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ids = NDArray[np.int64]
+from onnxlm.runtime.arrays import Ids
 
 
 class RowHistory:

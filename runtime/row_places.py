@@ -8,7 +8,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-Ids = NDArray[np.int64]
+from onnxlm.runtime.arrays import Ids
+
 _Scalar = TypeVar("_Scalar", bound=np.generic)
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from onnxlm.errors import InputError
-from onnxlm.runtime.candidates import Candidates, Floats, draw
+from onnxlm.runtime.arrays import Floats
+from onnxlm.runtime.candidates import Candidates, draw
 from onnxlm.runtime.randomness import fresh_seed
 from onnxlm.runtime.sampling_params import SamplingParams
 from onnxlm.runtime.truncation import (

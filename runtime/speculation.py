@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxlm.errors import InputError
+from onnxlm.runtime.arrays import Flags, Floats, Ids
 from onnxlm.runtime.draft_policy import DraftPolicy, StepCosts
-from onnxlm.runtime.engine import Batch, Floats
-from onnxlm.runtime.kv_cache import Flags, Ids
+from onnxlm.runtime.engine import Batch
 from onnxlm.runtime.prompt_lookup import Draft, RowDrafts
 
 # What "auto" looks at in one call, at the most.

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxlm.errors import InputError, PackageError
+from onnxlm.errors import InputError
 from onnxlm.runtime.tokenizer import Tokenizer
+from onnxlm.strict_json import load_object
 
 # "eos": the model ended the text; "stop": a stop string or a stop token came; "length": max_new_tokens were
 # made; "context": no position is left; "cancelled": who wanted the text wants no more of it.
@@ -52,7 +52,7 @@ def read_eos_token_ids(folder: str | Path, tokenizer: Tokenizer | None = None) -
         InputError: An eos_token_id is neither an id, a list of ids nor null.
     """
     sources = {
-        name: _read(Path(folder) / name).get("eos_token_id")
+        name: load_object(Path(folder) / name, lenient=True).get("eos_token_id")
         for name in _CONFIG_FILES
         if (Path(folder) / name).is_file()
     }
@@ -126,13 +126,3 @@ class RowStops:
         """End a row whose text, the last token's included, holds a stop string."""
         if self.reasons[row] != "eos":
             self.reasons[row] = "stop"
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise PackageError(f"{file} is not valid JSON", found=error) from error
-    if not isinstance(value, dict):
-        raise PackageError(f"{file}", found=type(value).__name__, allowed="a JSON object")
-    return value

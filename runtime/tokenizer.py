@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from tokenizers.decoders import Decoder
 
 from onnxlm.errors import InputError, PackageError
+from onnxlm.strict_json import load_object
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -76,6 +76,7 @@ class Tokenizer:
         vocab_size: Rows of the model's embedding table; by default one more than the highest id.
 
     Attributes:
+        has_text: Whether there is a vocabulary; without one, ids have no text and no text has ids.
         vocab_size: Ids at or above it are refused, in both directions.
         special_tokens: The text of each special token that the config names, by its key ("bos_token").
         bos_token_id: None where the config names none or the vocabulary lacks it; so for the next two.
@@ -94,6 +95,7 @@ class Tokenizer:
         self._backend = backend
         self.special_tokens = special_tokens(config)
         _mark_special(backend, self.special_tokens)
+        self.has_text = backend.get_vocab_size() > 0
         self.vocab_size = vocab_size or max(backend.get_vocab().values(), default=-1) + 1
         self.bos_token_id = self._special_id("bos_token")
         self.eos_token_id = self._special_id("eos_token")
@@ -123,9 +125,7 @@ class Tokenizer:
         """
         file = Path(path) / TOKENIZER_FILE
         if not file.is_file():
-            raise PackageError(
-                f"{file} is missing", fix="export the model again from a source with a tokenizer"
-            )
+            raise PackageError(f"{file} is missing", fix=f"put the model's {TOKENIZER_FILE} there")
         try:
             backend = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises bare Exception
@@ -133,6 +133,13 @@ class Tokenizer:
                 f"{file} is not a tokenizer that can be read", found=error
             ) from error
         return cls(backend, read_tokenizer_config(path), vocab_size)
+
+    @classmethod
+    def of_package(cls, path: str | Path, vocab_size: int) -> Tokenizer:
+        """As `from_folder`; where there is no tokenizer.json, one without a vocabulary."""
+        if (Path(path) / TOKENIZER_FILE).is_file():
+            return cls.from_folder(path, vocab_size)
+        return cls(tokenizers.Tokenizer(tokenizers.models.WordLevel({})), {}, vocab_size)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text.
@@ -147,8 +154,9 @@ class Tokenizer:
 
         Raises:
             InputError: The text is no valid Unicode, cannot be spelled in the vocabulary, or has a token
-                outside the model's vocabulary.
+                outside the model's vocabulary; or there is no vocabulary.
         """
+        self._require_text()
         try:
             text.encode()
             ids = list(self._backend.encode(text, add_special_tokens=False).ids)
@@ -172,8 +180,9 @@ class Tokenizer:
         Ids that the model's table has but the tokenizer lacks (padding of the table) have no text.
 
         Raises:
-            InputError: An id is negative or not below vocab_size.
+            InputError: An id is negative or not below vocab_size, or there is no vocabulary.
         """
+        self._require_text()
         checked = check_token_ids(ids, self.vocab_size).tolist()
         return str(self._backend.decode(checked, skip_special_tokens=skip_special_tokens))
 
@@ -196,9 +205,21 @@ class Tokenizer:
         decoder: Decoder | None = self._backend.decoder
         return decoder
 
+    def _require_text(self) -> None:
+        if not self.has_text:
+            raise no_text()
+
     def _special_id(self, key: str) -> int | None:
         text = self.special_tokens.get(key)
         return None if text is None else self._backend.token_to_id(text)
+
+
+def no_text() -> InputError:
+    """The error of who asks for text where there is no vocabulary."""
+    return InputError(
+        f"the package has no {TOKENIZER_FILE}: its tokens have no text",
+        fix="give token ids (--ids) and read token_ids, or export again with the tokenizer's file",
+    )
 
 
 def read_tokenizer_config(path: str | Path) -> dict[str, Any]:
@@ -208,15 +229,7 @@ def read_tokenizer_config(path: str | Path) -> dict[str, Any]:
         PackageError: The file is no JSON object.
     """
     file = Path(path) / TOKENIZER_CONFIG_FILE
-    if not file.is_file():
-        return {}
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise PackageError(f"{file} is not valid JSON", found=error) from error
-    if not isinstance(config, dict):
-        raise PackageError(f"{file}", found=type(config).__name__, allowed="a JSON object")
-    return config
+    return load_object(file, lenient=True) if file.is_file() else {}
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

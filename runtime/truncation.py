@@ -11,7 +11,8 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from onnxlm.runtime.candidates import Candidates, Floats, weights
+from onnxlm.runtime.arrays import Floats
+from onnxlm.runtime.candidates import Candidates, weights
 from onnxlm.runtime.selection import least_keys_with_mass, top_columns
 
 # The least number that float32 divides by without losing precision.

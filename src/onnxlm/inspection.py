@@ -185,7 +185,7 @@ def kv_cache_of(
         kv_lengths: Lengths to measure; None takes some usual ones up to the context.
         context_length: Most positions.
     """
-    from onnxlm.runtime.kv_cache import bytes_at
+    from onnxlm.runtime.state_buffers import bytes_at
 
     latent = [state for state in states if state.past.endswith(".latent")]
     keys = latent or [state for state in states if state.past.endswith(".key")]

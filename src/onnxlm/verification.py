@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _FULL = ("fp32", "fp16")
 _BUNDLED = "bundled evaluation text"
 _RANDOM_TOKENS = 1024
-_RANDOM = "random token ids, seed 0: the tokenizer cannot spell the bundled text"
+_RANDOM = "random token ids, seed 0: no tokenizer here spells the bundled text"
 
 
 @dataclass(frozen=True)

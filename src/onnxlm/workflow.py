@@ -120,8 +120,6 @@ def quantize_package(
 def _with_quality(made: Package, reference: str | Path, progress: Progress) -> Package:
     from onnxlm.verification import VerifyOptions, verify
 
-    if not made.has("tokenizer.json"):
-        return made
     options = VerifyOptions(reference=str(reference), tokens=_MEASURED_TOKENS)
     with contextlib.suppress(InputError):  # a model that no text of ours fits
         quality, _ = verify(made.path, options, progress).figures()

@@ -55,9 +55,9 @@ def test_export_leaves_nothing_beside_the_package(
 
 
 def test_a_failed_quantization_leaves_nothing(cli: Cli, tiny_source: Path, tmp_path: Path) -> None:
-    """Without a tokenizer the calibration text cannot be read: this shows after the export."""
+    """With a damaged tokenizer the calibration text cannot be read: this shows after the export."""
     source = Path(shutil.copytree(tiny_source, tmp_path / "source"))
-    (source / "tokenizer.json").unlink()
+    (source / "tokenizer.json").write_text("{}", encoding="utf-8")
     (tmp_path / "destination").mkdir()
     out = tmp_path / "destination" / "new" / "out"
     ran = cli("export", source, out, "--precision", "int8")

@@ -11,7 +11,7 @@ from support.exported import CASES, Runner, exported, variants
 from onnxlm import io_spec
 from onnxlm.inspection import KvCache, inspect
 from onnxlm.io_spec import StateSpec
-from onnxlm.runtime.kv_cache import InPlaceCache
+from onnxlm.runtime.in_place_cache import InPlaceCache
 
 TOKENS = 7
 KINDS = {

@@ -13,9 +13,10 @@ from support.hot_packages import new_folder, package
 from onnxlm import io_spec
 from onnxlm.package import Package
 from onnxlm.quantize import QuantizeOptions, quantize
-from onnxlm.runtime.engine import Batch, Sessions
+from onnxlm.runtime.engine import Batch
 from onnxlm.runtime.prepacked import PreparedGraphs, open_files, open_graphs, own_files
 from onnxlm.runtime.session import SessionConfig
+from onnxlm.runtime.sessions import Sessions
 
 CONFIG = SessionConfig(threads=1)
 # Characters that the letter tokenizer can spell.

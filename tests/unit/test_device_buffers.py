@@ -24,7 +24,8 @@ from support.runtime_models import loaded
 
 from onnxlm.errors import ProviderError
 from onnxlm.runtime import cache_rows, device_buffers, engine, kv_cache
-from onnxlm.runtime.engine import Batch, Sessions
+from onnxlm.runtime.engine import Batch
+from onnxlm.runtime.sessions import Sessions
 
 CPU = ("cpu", 0)
 

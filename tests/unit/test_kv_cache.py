@@ -11,7 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from onnxlm.io_spec import StateSpec
-from onnxlm.runtime.kv_cache import AppendCache, InPlaceCache, KVCache, bytes_at, new_cache
+from onnxlm.runtime.append_cache import AppendCache
+from onnxlm.runtime.in_place_cache import InPlaceCache
+from onnxlm.runtime.kv_cache import KVCache, new_cache
+from onnxlm.runtime.state_buffers import bytes_at
 
 CPU = ("cpu", 0)
 CONTEXT = 1000

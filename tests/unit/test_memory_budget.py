@@ -11,8 +11,8 @@ from support.batches import both, hot, some_ids
 from onnxlm.errors import InputError
 from onnxlm.runtime import memory_budget
 from onnxlm.runtime.engine import Batch
-from onnxlm.runtime.kv_cache import bytes_at
 from onnxlm.runtime.memory_budget import affordable, available_memory, read_bytes
+from onnxlm.runtime.state_buffers import bytes_at
 
 
 @pytest.mark.parametrize(

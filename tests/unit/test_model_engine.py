@@ -11,7 +11,7 @@ from onnxlm.errors import InputError
 from onnxlm.manifest import QuantizationSpec
 from onnxlm.runtime import LanguageModel, load
 from onnxlm.runtime.engine import PREFILL_CHUNK, Batch
-from onnxlm.runtime.kv_cache import bytes_at
+from onnxlm.runtime.state_buffers import bytes_at
 
 # The letters are tokens, and each prompt says a thing three times.
 PROMPTS = ["abcab. abcab. abc", "one two one two one ", "zzzzzz", "the end. The end. "]

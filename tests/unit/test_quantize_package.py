@@ -12,10 +12,10 @@ import pytest
 import torch
 from support.hot_packages import LETTERS
 from support.packages import replace_file
-from support.quantized import TEXT, eager, eager_logits, initializers, source
+from support.quantized import TEXT, eager, eager_logits, graph_logits, initializers, source
 
 from onnxlm import io_spec
-from onnxlm.errors import ExportError, OnnxlmError, QuantizationError
+from onnxlm.errors import ExportError, OnnxlmError, OnnxlmWarning, QuantizationError
 from onnxlm.export import export
 from onnxlm.manifest import ParameterSpec
 from onnxlm.package import Package, PackageWriter, open_package, record_figures
@@ -228,17 +228,33 @@ def test_a_text_with_ids_that_the_model_lacks_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("content", "text"),
+    ("content", "calibration", "text"),
     [
-        (None, "has no tokenizer to read the calibration text with"),
-        (b"{}", "tokenizer.json: cannot be read"),
+        (None, "a text", "has no tokenizer to read the calibration text with"),
+        (b"{}", None, "tokenizer.json: cannot be read"),
     ],
 )
-def test_calibration_needs_a_tokenizer(content: bytes | None, text: str, tmp_path: Path) -> None:
+def test_a_calibration_text_needs_a_tokenizer(
+    content: bytes | None, calibration: str | None, text: str, tmp_path: Path
+) -> None:
     folder = with_tokenizer(tmp_path / "p", content)
-    message = refusal(lambda: quantize(folder, tmp_path / "q"))
+    options = QuantizeOptions(calibration_text=calibration)
+    message = refusal(lambda: quantize(folder, tmp_path / "q", options=options))
     assert text in message
     assert str(folder) in message
+
+
+def test_without_a_tokenizer_random_ids_calibrate(int8: Package, tmp_path: Path) -> None:
+    folder = with_tokenizer(tmp_path / "p", None)
+    with pytest.warns(OnnxlmWarning, match=r"has no tokenizer\.json, so random token ids"):
+        package = quantize(folder, tmp_path / "q")
+    ids = list(range(3, 35))
+    want = eager_logits(eager("llama", "tiny"), ids)
+    off, off_by_text = (
+        float((graph_logits(made.path, ids, len(ids) - 4) - want).abs().max())
+        for made in (package, int8)
+    )
+    assert 0 < off < 2 * off_by_text
 
 
 def every_code(bits: int = 8) -> dict[str, QuantizedTensor]:

@@ -12,9 +12,10 @@ from support.batches import both, hot, prefilled, some_ids
 from support.runtime_models import HOT_CONTEXT, at_once
 
 from onnxlm.runtime.draft_policy import StepCosts
-from onnxlm.runtime.engine import Batch, Sessions
-from onnxlm.runtime.kv_cache import bytes_at
+from onnxlm.runtime.engine import Batch
+from onnxlm.runtime.sessions import Sessions
 from onnxlm.runtime.speculation import SpeculativeBatch
+from onnxlm.runtime.state_buffers import bytes_at
 
 
 class Free(StepCosts):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from onnxlm.cli.generation_options import SamplingOptions, SessionOptions, speed_line
+from onnxlm.cli.sampling_options import read_ids
 from onnxlm.cli.terminal import note, print_json, progress_bars
 from onnxlm.errors import InputError
 
@@ -31,11 +32,17 @@ class Generate(SamplingOptions, SessionOptions):
         Path, typer.Argument(metavar="PACKAGE", help="Folder of the package.", show_default=False)
     ]
     prompt: Annotated[
-        str,
+        str | None,
         typer.Argument(
             metavar="PROMPT", help='Text to continue; "-" reads standard input.', show_default=False
         ),
-    ]
+    ] = None
+    ids: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID,ID", help="The prompt as token ids, instead of a text.", show_default=False
+        ),
+    ] = None
     chat: Annotated[
         bool, typer.Option("--chat", help="The prompt is a message: use the model's chat template.")
     ] = False
@@ -49,14 +56,18 @@ class Generate(SamplingOptions, SessionOptions):
         'onnxlm generate smollm2-int8 "Once upon a time" --num-beams 4 --num-return-sequences 2',
         'onnxlm generate smollm2-int8 "1, 2, 3," --stop-strings 10 --logprobs 3 --json',
         "onnxlm generate smollm2-int8 - < prompt.txt",
+        "onnxlm generate my-model-fp32 --ids 17,4,9 --max-new-tokens 32",
     )
 
     def run(self) -> None:
         """Load, generate, report."""
-        prompt = _standard_input() if self.prompt == "-" else self.prompt
+        text, ids = self._prompt()
         model = self.load(self.package)
-        start = model.chat().send if self.chat else model.stream
-        stream = start(prompt, **self.sampling_fields())
+        fields = self.sampling_fields()
+        if self.chat:
+            stream = model.chat().send(text, **fields)
+        else:
+            stream = model.stream(text if ids is None else ids, **fields)
         with progress_bars() as model.progress:  # gone before any text shows
             first = next(stream, "")
         for piece in chain([first], stream):
@@ -66,14 +77,33 @@ class Generate(SamplingOptions, SessionOptions):
         if self.as_json:
             print_json(_facts(stream.result, model))
             return
+        if not model.tokenizer.has_text:
+            sys.stdout.write(_shown(stream.result))
         sys.stdout.write("\n")
         for number, other in enumerate(stream.result.alternatives, 2):
-            print(f"--- {number}\n{other.text}")
+            print(f"--- {number}\n{_shown(other)}")
         for line in _logprob_lines(stream.result, model):
             note(line)
         if model.fallback is not None:
             note(f"{model.provider} instead of {self.provider}: {model.fallback}")
         note(speed_line(stream.result, model.provider))
+
+    def _prompt(self) -> tuple[str, list[int] | None]:
+        """The text, or the ids; exactly one is given."""
+        if (self.prompt is None) == (self.ids is None) or (self.chat and self.prompt is None):
+            raise InputError(
+                "the prompt", allowed="a text" + (" with --chat" if self.chat else ", or --ids")
+            )
+        if self.ids is not None:
+            return "", read_ids("--ids", self.ids)
+        return _standard_input() if self.prompt == "-" else str(self.prompt), None
+
+
+def _shown(result: Generation) -> str:
+    """The text, or where there is none the ids, as `--ids` takes them."""
+    if result.decoded is not None:
+        return result.decoded
+    return ",".join(map(str, result.token_ids))
 
 
 def _standard_input() -> str:
@@ -101,7 +131,7 @@ def _facts(result: Generation, model: LanguageModel) -> dict[str, Any]:
 def _sequence_facts(result: Generation) -> dict[str, Any]:
     """What is told of one sequence; a log-probability of minus infinity, which JSON lacks, is null."""
     facts = {
-        "text": result.text,
+        "text": result.decoded,
         "token_ids": result.token_ids,
         "finish_reason": result.finish_reason,
         "score": result.score,
@@ -120,9 +150,10 @@ def _finite(value: float) -> float | None:
 
 def _logprob_lines(result: Generation, model: LanguageModel) -> Iterator[str]:
     """A line for each token: its text and log-probability, then the likeliest tokens'."""
+    decode = model.tokenizer.decode if model.tokenizer.has_text else None
     for told in result.logprobs or ():
         pairs = ((told.token_id, told.logprob), *told.top)
         yield "  ".join(
-            f"{model.tokenizer.decode([i], skip_special_tokens=False)!r} {value:.3f}"
+            f"{i if decode is None else repr(decode([i], skip_special_tokens=False))} {value:.3f}"
             for i, value in pairs
         )

@@ -219,6 +219,18 @@ def read_fields(options: object, groups: tuple[type, ...]) -> dict[str, Any]:
     return {name: _read(name, value) for name, value in given.items() if value not in (None, [])}
 
 
+def read_ids(option: str, text: str) -> list[int]:
+    """Token ids with commas between them.
+
+    Raises:
+        InputError: They are not; the option is named.
+    """
+    try:
+        return _ids(text)
+    except ValueError as error:
+        raise InputError(f"option {option}", found=text, allowed=_SOME_IDS) from error
+
+
 def _read(name: str, value: Any) -> Any:
     read = _READERS.get(name)
     if read is None:
@@ -265,11 +277,12 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "eos_token_id": _ids,
     "early_stopping": _early_stopping,
 }
+_SOME_IDS = "token ids with commas between them, as in 4,2"
 _ALLOWED = {
     "logit_bias": "a token id, an equals sign and a number, as in 42=-1.5",
     "sequence_bias": "token ids, an equals sign and a number, as in 4,2=-1.5",
     "early_stopping": "true, false or never",
 } | dict.fromkeys(
     ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "stop_token_ids", "eos_token_id"),
-    "token ids with commas between them, as in 4,2",
+    _SOME_IDS,
 )

@@ -13,12 +13,12 @@ import numpy as np
 from onnxlm.runtime.choosing import TokenChooser
 from onnxlm.runtime.draft_policy import StepCosts
 from onnxlm.runtime.engine import Batch, PromptCancelledError
-from onnxlm.runtime.generate import Timings, token_steps
 from onnxlm.runtime.generation import Generation
 from onnxlm.runtime.row_text import RowText
 from onnxlm.runtime.sampling_params import SamplingParams
 from onnxlm.runtime.speculation import speculative
 from onnxlm.runtime.stopping import RowLimits, RowStops
+from onnxlm.runtime.token_loop import Timings, token_steps
 from onnxlm.runtime.tokenizer import Tokenizer
 
 _SEEDS = 2**64
@@ -181,7 +181,7 @@ class SamplingRun:
         made = sum(len(other) for other in self._ids) - len(self._ids)
         reason = self._stops.reasons[row]
         return Generation(
-            text=self._text_of(row),
+            decoded=self._text_of(row),
             token_ids=ids,
             finish_reason=reason or ("cancelled" if self.cancelled.is_set() else None),
             prompt_tokens=len(self._prompts.rows[self._sources[row]]),
@@ -190,7 +190,9 @@ class SamplingRun:
             logprobs=None if params.logprobs is None else self._chooser.logprobs[row],
         )
 
-    def _text_of(self, row: int) -> str:
+    def _text_of(self, row: int) -> str | None:
+        if not self._prompts.tokenizer.has_text:
+            return None
         text, ids = self._texts[row], self._ids[row]
         if text is not None and self._params[row].stop_strings:
             return text.text

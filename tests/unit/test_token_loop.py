@@ -9,12 +9,13 @@ import pytest
 from support.runtime_models import at_once, counting_package, hot_package, loaded
 
 from onnxlm.runtime.choosing import TokenChooser
-from onnxlm.runtime.engine import Batch, Sessions
-from onnxlm.runtime.generate import Timings, token_steps
+from onnxlm.runtime.engine import Batch
 from onnxlm.runtime.randomness import uniforms
 from onnxlm.runtime.sampling import DrawSettings, sample
 from onnxlm.runtime.sampling_params import SamplingParams, params_of_rows
+from onnxlm.runtime.sessions import Sessions
 from onnxlm.runtime.stopping import RowLimits, RowStops
+from onnxlm.runtime.token_loop import Timings, token_steps
 
 DRAWN: dict[str, object] = {"temperature": 3.0, "top_k": 40, "top_p": 0.95, "do_sample": True}
 
