@@ -6,7 +6,10 @@ python benchmarks/hf_folder.py model.gguf folder
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -28,8 +31,15 @@ def write_folder(source: str, folder: Path) -> None:
         raise SystemExit(f"{source}: missing {missing}, unexpected {unexpected}")
     model.tie_weights()
     model.save_pretrained(folder)
+    _keep_keys(folder / "config.json", checkpoint.raw_config)
     for name, content in checkpoint.tokenizer_files.items():
         (folder / name).write_bytes(content)
+
+
+def _keep_keys(file: Path, keys: Mapping[str, Any]) -> None:
+    """Add the checkpoint's own keys: transformers 5 writes rope_theta where 4, in some peers, looks not."""
+    saved = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**keys, **saved}, indent=2) + "\n", encoding="utf-8")
 
 
 def _hf_name(name: str) -> str:

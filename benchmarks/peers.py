@@ -1,8 +1,9 @@
-"""Compare packages of onnxlm with llama.cpp and onnxruntime-genai: speed, memory and quality in one table.
+"""Compare packages of onnxlm with other runtimes of the same weights: speed, memory and quality in one table.
 
 Every contestant lives in a process of its own, with its own interpreter. Rounds are interleaved: in each,
 every contestant runs once, so that a machine that gets slower or busier hits all alike. Quality is each
-contestant's own logits on one text against the eager fp32 model's, with the same token ids.
+contestant's own logits on one text against the eager fp32 model's, with the same token ids. A contestant
+that cannot be loaded or run is a row with the reason.
 
     python benchmarks/peers.py --source model.gguf --package int8=packages/int8 \\
         --llama q8_0=q8_0.gguf --genai genai_int4=genai_int4 \\
@@ -27,12 +28,18 @@ from worker_process import Spec, Worker, WorkerError
 from onnxlm.quality import Quality
 from onnxlm.runtime.bench import Case, Plan, Rounds, Sample
 
-EAGER = "eager fp32"
+# Name -> whether the model goes through torch.compile.
+TORCH = {"eager fp32": False, "torch.compile fp32": True}
 KINDS = {
     "package": "a package folder of onnxlm",
     "llama": "a GGUF file for llama.cpp",
     "genai": "a folder of onnxruntime-genai's model builder",
+    "optimum": "a folder of optimum-onnx's exporter",
+    "openvino": "a folder of optimum-intel's exporter, for OpenVINO GenAI",
+    "ctranslate2": "a folder of CTranslate2's converter",
 }
+# Whose folder or file `bytes_per_step` can read; of the others a step is taken to read the whole file.
+KNOWN_FILES = ("package", "llama", "genai", "optimum")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -45,6 +52,14 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         add(f"--{kind}", action="append", default=[], metavar="NAME=PATH", help=what)
     add("--python", action="append", default=[], metavar="KIND=PATH", help="interpreter for a kind")
     add("--eager", action="store_true", help="time the eager PyTorch model (fp32) too")
+    add("--compile", action="store_true", help="and the one that went through torch.compile")
+    add(
+        "--left-out",
+        action="append",
+        default=[],
+        metavar="NAME=REASON",
+        help="a row without figures",
+    )
     add("--roofline", action="store_true", help="read memory as a contestant of its own")
     add("--against", action="append", default=[], metavar="OURS=PEER", help="print the ratios")
     add("--threads", type=int, default=2)
@@ -67,9 +82,15 @@ def contestants(options: argparse.Namespace) -> list[Spec]:
         for kind in KINDS
         for name, path in (_pair(kind, text) for text in getattr(options, kind))
     ]
-    extra = []
-    if options.eager:
-        extra.append(Spec(EAGER, "eager", sys.executable, options.source, options.threads))
+    asked = {False: options.eager, True: options.compile}
+    extra = [
+        Spec(
+            *(name, "eager", sys.executable, options.source, options.threads),
+            flags=("--compile",) if compiled else (),
+        )
+        for name, compiled in TORCH.items()
+        if asked[compiled]
+    ]
     if options.roofline:
         extra.append(Spec(MEMORY, "memory_read", sys.executable, "-", options.threads))
     return named + extra
@@ -80,6 +101,28 @@ def _pair(option: str, text: str) -> tuple[str, str]:
     if not separator:
         raise SystemExit(f"--{option} {text}: wants two parts with = between them")
     return left, right
+
+
+def load(specs: Sequence[Spec]) -> tuple[dict[str, Worker], list[Row]]:
+    """Running workers by name, and a row for each that cannot be loaded.
+
+    Raises:
+        WorkerError: None can.
+    """
+    workers, refused = {}, []
+    for spec in specs:
+        print(f"load: {spec.name}", file=sys.stderr)
+        worker = Worker(spec)
+        try:
+            worker.start()
+            workers[spec.name] = worker
+        except WorkerError as error:
+            worker.stop()
+            refused.append(Row.absent(spec.name, str(error).removeprefix(f"{spec.name}: ")))
+            last = error
+    if not workers and refused:
+        raise last
+    return workers, refused
 
 
 def measure_speed(workers: Mapping[str, Worker], texts: Texts, plan: Plan) -> Rounds[Worker]:
@@ -101,7 +144,7 @@ def make_rows(workers: Mapping[str, Worker], rounds: Rounds[Worker] | None) -> l
     """One row a contestant and prompt length; one a contestant when speed was not asked for."""
     rows = []
     for name, worker in workers.items():
-        known = worker.spec.kind in KINDS
+        known = worker.spec.kind in KNOWN_FILES
         row = Row(
             name=name,
             version=worker.ready["version"],
@@ -145,28 +188,31 @@ def find_quality(
         reference.stop()
 
 
+def measure(options: argparse.Namespace, workers: Mapping[str, Worker], texts: Texts) -> list[Row]:
+    """Speed, memory, quality: as the options want it."""
+    rounds = None
+    if not options.only_quality:
+        cases = tuple(Case(length, options.new_tokens) for length in texts.prompts)
+        rounds = measure_speed(workers, texts, Plan(cases, options.rounds))
+    rows = make_rows(workers, rounds)  # memory before the quality run, which holds logits
+    quality = {} if rounds and rounds.interrupted else find_quality(options, workers, texts)
+    return [dataclasses.replace(row, quality=quality.get(row.name, {})) for row in rows]
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(arguments)
     lengths = tuple(int(part) for part in options.prompt_tokens.split(","))
     texts = read_texts(options.source, lengths, options.quality_tokens)
-    workers = {spec.name: Worker(spec) for spec in contestants(options)}
-    rounds = None
+    left_out = [Row.absent(*_pair("left-out", text)) for text in options.left_out]
+    workers: dict[str, Worker] = {}
     try:
-        for worker in workers.values():
-            print(f"load: {worker.spec.name}", file=sys.stderr)
-            worker.start()
-        if not options.only_quality:
-            cases = tuple(Case(length, options.new_tokens) for length in lengths)
-            plan = Plan(cases, options.rounds)
-            rounds = measure_speed(workers, texts, plan)
-        rows = make_rows(workers, rounds)  # memory before the quality run, which holds logits
-        quality = {} if rounds and rounds.interrupted else find_quality(options, workers, texts)
+        workers, refused = load(contestants(options))
+        rows = [*measure(options, workers, texts), *refused, *left_out]
     except WorkerError as error:
         raise SystemExit(f"error: {error}") from error
     finally:
         for worker in workers.values():
             worker.stop()
-    rows = [dataclasses.replace(row, quality=quality.get(row.name, {})) for row in rows]
     print_rows(rows)
     print_ratios(rows, [_pair("against", text) for text in options.against])
     if options.json:

@@ -62,6 +62,11 @@ class Row:
     samples: tuple[Sample, ...] = ()
     quality: Mapping[str, Quality] = field(default_factory=dict)
 
+    @classmethod
+    def absent(cls, name: str, reason: str) -> Row:
+        """A contestant that was not run."""
+        return cls(name, "", 0, 0, 0.0, Memory(None, None), failure=reason)
+
     @property
     def speed(self) -> Speed | None:
         """Figures over all rounds; None when there was none."""
@@ -101,7 +106,11 @@ def print_rows(rows: Sequence[Row]) -> None:
             print(f"memory is read at {rate / 1e9:.1f} GB/s (prompt {length})")
     for row in models:
         if row.failure is not None:
-            print(f"stopped after {len(row.samples)} rounds: {row.name}: {row.failure}")
+            print(f"{_until(row)}: {row.name}: {row.failure}")
+
+
+def _until(row: Row) -> str:
+    return f"stopped after {len(row.samples)} rounds" if row.samples else "not run"
 
 
 def _read_rate(row: Row) -> float | None:
@@ -127,8 +136,9 @@ def _cells(row: Row, read_rate: float | None) -> list[str]:
     else:
         cells.append(f"{decode.median * row.bytes_per_step / read_rate:.0%}")
     pss = row.memory.pss_bytes
-    cells += [f"{row.bytes / 1e6:.0f}", "-" if pss is None else f"{pss / 1e6:.0f}"]
-    return [*cells, f"{row.load_s:.2f}"]
+    cells.append(f"{row.bytes / 1e6:.0f}" if row.bytes else "-")
+    cells.append("-" if pss is None else f"{pss / 1e6:.0f}")
+    return [*cells, f"{row.load_s:.2f}" if row.load_s else "-"]
 
 
 def _spread(value: Spread | None) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import time
 from dataclasses import dataclass, field
@@ -27,10 +29,11 @@ class Spec:
 
     Attributes:
         name: The contestant's.
-        kind: File in `workers/`.
+        kind: Its file in `workers/` is KIND_worker.py.
         python: Interpreter that has its library.
         path: Model it loads.
         threads: Threads inside an operator.
+        flags: More arguments of the worker.
     """
 
     name: str
@@ -38,6 +41,12 @@ class Spec:
     python: str
     path: str
     threads: int
+    flags: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Of the worker's command line."""
+        return self.path, str(self.threads), *self.flags
 
 
 @dataclass
@@ -59,21 +68,25 @@ class Worker:
         """Start it and wait until its model is loaded."""
         spec = self.spec
         environment = {**os.environ, "OMP_NUM_THREADS": str(spec.threads)}
-        self._process = subprocess.Popen(
-            [spec.python, str(WORKERS / f"{spec.kind}.py"), spec.path, str(spec.threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
+        try:
+            self._process = subprocess.Popen(
+                [spec.python, str(WORKERS / f"{spec.kind}_worker.py"), *spec.arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=environment,
+            )
+        except OSError as error:
+            raise WorkerError(f"{spec.name}: {spec.python}: {error.strerror}") from error
         self.ready = self._answer()
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """Send a request and wait for the answer."""
         process = self._running()
         assert process.stdin is not None
-        process.stdin.write(json.dumps(request) + "\n")
-        process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it is dead, which is what there is to say
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
         return self._answer()
 
     def run(self, ids: list[int], new_tokens: int) -> Sample:
@@ -96,7 +109,8 @@ class Worker:
             return
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                stream.close()  # a worker ends with its input
+                with contextlib.suppress(BrokenPipeError):  # of one that is dead
+                    stream.close()  # a worker ends with its input
         try:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
@@ -114,8 +128,13 @@ class Worker:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
-            raise WorkerError(f"{self.spec.name}: ended with code {process.wait()}")
+            raise WorkerError(f"{self.spec.name}: {_end(process.wait())}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise WorkerError(f"{self.spec.name}: {answer['error']}")
         return answer
+
+
+def _end(code: int) -> str:
+    """How a process ended; a negative code is a signal's number."""
+    return f"ended with code {code}" if code >= 0 else f"ended by {signal.Signals(-code).name}"

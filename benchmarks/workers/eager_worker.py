@@ -1,4 +1,4 @@
-"""Worker for the eager PyTorch model in fp32, the truth. Arguments: SOURCE THREADS."""
+"""Worker for the PyTorch model in fp32, the truth. Arguments: SOURCE THREADS [--compile]."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from onnxlm.models import load
 
 
 class Eager:
-    """The reference model with its key-value cache."""
+    """The reference model with its key-value cache, eager or through `torch.compile`."""
 
-    def __init__(self, source: str, threads: int) -> None:
+    def __init__(self, source: str, threads: int, compiled: bool) -> None:
         torch.set_num_threads(threads)
         self._model = load(source)
         # As transformers does when it generates: the head runs on the last position alone.
@@ -22,6 +22,9 @@ class Eager:
         self._token = 0
         self.version = f"torch {torch.__version__}"
         self.bytes = sum(p.numel() * p.element_size() for p in self._model.parameters())
+        if compiled:
+            # One program for any lengths: the cache grows with every step.
+            self._model = torch.compile(self._model, dynamic=True)
 
     def prefill(self, ids: list[int], new_tokens: int) -> None:
         """Run a prompt from an empty cache."""
@@ -50,4 +53,4 @@ class Eager:
         return inputs[0] if self._all_positions else inputs[0][:, -1:]
 
 
-serve(lambda arguments: Eager(arguments[0], int(arguments[1])))
+serve(lambda arguments: Eager(arguments[0], int(arguments[1]), "--compile" in arguments[2:]))

@@ -15,6 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -23,11 +24,18 @@ import numpy as np
 CHUNK = 128
 
 
-class Model(Protocol):
-    """What a worker's file supplies."""
+class Known(Protocol):
+    """What a worker's file supplies in any case."""
 
     version: str  # of the library that runs it
     bytes: int  # of its files
+
+    def feed(self, ids: list[int], first: bool) -> np.ndarray:
+        """Run tokens behind those before (forget them if `first`); float32 [len(ids), vocab]."""
+
+
+class Stepped(Known, Protocol):
+    """A library that can be asked for one token after the other."""
 
     def prefill(self, ids: list[int], new_tokens: int) -> None:
         """Forget the last sequence and run a prompt, with room for new tokens, up to the first of them."""
@@ -35,8 +43,15 @@ class Model(Protocol):
     def step(self) -> None:
         """One greedy step."""
 
-    def feed(self, ids: list[int], first: bool) -> np.ndarray:
-        """Run tokens behind those before (forget them if `first`); float32 [len(ids), vocab]."""
+
+class Streamed(Known, Protocol):
+    """A library that generates in one call and tells of each token."""
+
+    def generate(self, ids: list[int], new_tokens: int, token: Callable[[], None]) -> None:
+        """Forget the last sequence and generate greedily; calls `token` as each becomes known."""
+
+
+Model = Stepped | Streamed
 
 
 def serve(open_model: Callable[[list[str]], Model]) -> None:
@@ -70,6 +85,13 @@ def _answer(model: Model, request: dict[str, Any]) -> dict[str, Any]:
 
 def _run(model: Model, ids: list[int], new_tokens: int) -> dict[str, Any]:
     clock = time.perf_counter
+    if hasattr(model, "generate"):
+        times = [clock()]
+        model.generate(ids, new_tokens, lambda: times.append(clock()))
+        if len(times) != new_tokens + 1:
+            raise ValueError(f"asked for {new_tokens} tokens, told of {len(times) - 1}")
+        prefill_s, *steps = (after - before for before, after in pairwise(times))
+        return {"prefill_s": prefill_s, "step_s": steps}
     start = clock()
     model.prefill(ids, new_tokens)
     prefill_s = clock() - start

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from xml.etree import ElementTree
 
@@ -76,6 +77,24 @@ def test_a_page_holds_every_plot_and_table(whole: Report) -> None:
         assert len(list(ElementTree.fromstring(drawing))) > 5  # well-formed
 
 
+def test_a_contestant_keeps_its_colour_and_cases_stand_apart() -> None:
+    who = [contestant(name, file_bytes=10**8) for name in ("failed", "a", "b")]
+    cases = (Case(8, 4), Case(16, 4))
+    rows = [row(i, RATES, RATES, case) for case in cases for i in range(3)]
+    rows[0] = dataclasses.replace(rows[0], speed=None, rounds=(), failure="no")
+    rows[3] = dataclasses.replace(rows[3], speed=None, rounds=(), failure="no")
+    points = tuple(Point(n, flat(1000.0 / n), 1.0, 2.0, 3.0) for n in (4, 8))
+    curves = [Curve(2, Case(4, 2, context_lengths=(4, 8)), 3, None, points)]
+    first, steps, context, size = drawings(report(who, rows, curves))
+    for drawing in (first, steps):
+        bars = of_tag(drawing, "rect")
+        assert [bar["class"] for bar in bars] == [f"fill c{i}" for i in (1, 2, 1, 2)]
+        tops = [float(bar["y"]) for bar in bars]
+        assert tops[2] - tops[1] == pytest.approx(2 * (tops[1] - tops[0]))
+    assert {dot["class"] for dot in of_tag(context, "circle")} == {"dot c2"}
+    assert [dot["class"] for dot in of_tag(size, "circle")] == ["dot c1", "dot c2"]
+
+
 def test_changes_are_on_the_page(whole: Report) -> None:
     changes = compare_table(compare(whole, whole))
     text = page(whole, changes)
@@ -132,10 +151,10 @@ def test_bars_are_as_long_as_their_numbers() -> None:
 
 def test_doublings_are_equally_far_apart() -> None:
     points = tuple((float(n), 100.0 / n, 90.0 / n, 110.0 / n) for n in (1, 2, 4))
-    drawing = line_chart("t", "c", ("x", "y"), [Series("s", points)])
+    drawing = line_chart("t", "c", ("x", "y"), [Series("s", points, 5)])
     a, b, c = (float(dot["cx"]) for dot in of_tag(drawing, "circle"))
     assert b - a == pytest.approx(c - b, abs=0.11)
-    assert drawing.legend == [("s", 0)]
+    assert drawing.legend == [("s", 5)]
 
 
 def test_labels_of_neighbours_do_not_lie_on_each_other() -> None:

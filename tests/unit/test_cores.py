@@ -1,4 +1,4 @@
-"""Cores by affinity and by the quotas of control groups of both versions, in folders like Linux's."""
+"""Cores by affinity and by quotas of control groups of both versions; what threads burn when nothing runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.runtime_models import hot_package
 
 from onnxlm.runtime.cores import usable_cores
 
@@ -83,3 +84,35 @@ def test_taskset_to_one_core_is_one_thread() -> None:
         text=True,
     )
     assert ran.stdout == "1\n"
+
+
+IDLE = """
+import sys, time
+from onnxlm.runtime import load
+from onnxlm.runtime.engine import Batch
+
+model = load(sys.argv[1], threads=2)
+prompt = [1 + number % 90 for number in range(100)]
+model.generate([prompt], max_new_tokens=32)
+before = time.process_time()
+time.sleep(1)
+idle = time.process_time() - before
+batch = Batch(model.sessions, 1)
+batch.prefill_tokens([prompt])
+before = time.process_time()
+time.sleep(0.2)
+print(idle, time.process_time() - before)
+"""
+
+
+def test_nothing_burns_a_core_between_requests() -> None:
+    """Of the whole process: threads of a pool may spin for a moment, those of prefill not at all."""
+    ran = subprocess.run(
+        [sys.executable, "-c", IDLE, hot_package("ort").path],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    after_generate, after_prefill = map(float, ran.stdout.split())
+    assert after_generate < 0.3
+    assert after_prefill < 0.05

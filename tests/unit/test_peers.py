@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import shutil
 import sys
@@ -53,6 +52,26 @@ def load(arguments):
 serve(load)
 """
 
+STREAMED = """
+import sys
+import time
+from protocol import serve
+
+class Streamed:
+    version = "fake 1.0"
+    bytes = 1
+
+    def generate(self, ids, new_tokens, token):
+        for number in range(new_tokens - (len(ids) == 5)):
+            time.sleep(0.2 if number == 0 else 0.01)
+            token()
+
+    def feed(self, ids, first):
+        raise NotImplementedError("this library keeps its logits")
+
+serve(lambda arguments: Streamed())
+"""
+
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
@@ -71,7 +90,8 @@ def process(modules: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mo
     """`worker_process`, whose workers are one with a fake model."""
     module: ModuleType = modules("worker_process")
     shutil.copy(BENCHMARKS / "workers" / "protocol.py", tmp_path)
-    (tmp_path / "fake.py").write_text(FAKE, encoding="utf-8")
+    (tmp_path / "fake_worker.py").write_text(FAKE, encoding="utf-8")
+    (tmp_path / "streamed_worker.py").write_text(STREAMED, encoding="utf-8")
     monkeypatch.setattr(module, "WORKERS", tmp_path)
     return module
 
@@ -117,8 +137,15 @@ def test_a_request_that_fails_leaves_the_worker_alive(process: ModuleType, worke
 
 
 def test_a_worker_that_dies_is_an_error(process: ModuleType, worker: Any) -> None:
-    with pytest.raises(process.WorkerError, match=r"^fake: ended with code 7$"):
-        worker.run([0] * 90, 9)
+    for _ in range(2):  # and stays one
+        with pytest.raises(process.WorkerError, match=r"^fake: ended with code 7$"):
+            worker.run([0] * 90, 9)
+
+
+def test_a_worker_that_is_killed_is_an_error(process: ModuleType, worker: Any) -> None:
+    worker._process.kill()
+    with pytest.raises(process.WorkerError, match=r"^fake: ended by SIGKILL$"):
+        worker.run([0], 2)
 
 
 def test_a_model_that_does_not_load_is_an_error(process: ModuleType) -> None:
@@ -128,30 +155,98 @@ def test_a_model_that_does_not_load_is_an_error(process: ModuleType) -> None:
     absent.stop()
 
 
+def test_a_library_that_generates_in_one_call_is_timed_by_its_tokens(process: ModuleType) -> None:
+    running = process.Worker(process.Spec("s", "streamed", sys.executable, "model", 1))
+    running.start()
+    try:
+        sample = running.run([1, 2], 4)
+        assert len(sample.step_s) == 3
+        assert sample.prefill_s >= 0.2  # up to the first token
+        assert all(step >= 0.01 for step in sample.step_s)
+        # Fewer tokens than asked for, as behind an end of text, would pass for a faster run.
+        with pytest.raises(process.WorkerError, match=r"asked for 4 tokens, told of 3$"):
+            running.run([1] * 5, 4)
+    finally:
+        running.stop()
+
+
+def test_an_interpreter_that_is_not_there_is_an_error(process: ModuleType) -> None:
+    absent = process.Worker(process.Spec("fake", "fake", "/no/python", "model", 1))
+    with pytest.raises(process.WorkerError, match=r"^fake: /no/python: No such file or directory$"):
+        absent.start()
+
+
+def test_who_does_not_load_is_a_row_with_the_reason(
+    process: ModuleType, modules: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    peers, report = modules("peers"), modules("peers_report")
+    good, bad = (process.Spec(n, "fake", sys.executable, n, 1) for n in ("good", "absent"))
+    workers, refused = peers.load([bad, good])
+    workers["good"].stop()
+    assert list(workers) == ["good"]
+    report.print_rows([*refused, report.Row.absent("optimum", "pip failed")])
+    out = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert out[1:] == [
+        "absent - - - - - - - - - - - -",
+        "optimum - - - - - - - - - - - -",
+        "not run: absent: OSError: no such file",
+        "not run: optimum: pip failed",
+    ]
+    with pytest.raises(process.WorkerError, match=r"^absent: OSError: no such file$"):
+        peers.load([bad])
+
+
+def test_a_peer_that_cannot_be_set_up_is_left_out(
+    modules: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = modules("setup_peers")
+
+    def models(home: Any) -> Iterator[tuple[str, Path]]:
+        yield "plain", home.files / "plain"
+        setup.run(sys.executable, "-c", "raise SystemExit(3)")
+
+    monkeypatch.setitem(setup.PEERS, "some", setup.Peer((), models))
+    monkeypatch.setattr(setup, "environment", lambda folder, name: folder / "python")
+    words = list(setup.arguments(tmp_path, tmp_path / "m.gguf", tmp_path, "some"))
+    failed = f"some=failed with code 3: {sys.executable} -c 'raise SystemExit(3)'"
+    assert words == [
+        *("--python", f"some={tmp_path / 'python'}", "--some", f"plain={tmp_path / 'plain'}"),
+        *("--left-out", failed),
+    ]
+
+
+def test_each_peer_has_a_worker(modules: Any) -> None:
+    assert set(modules("setup_peers").PEERS) | {"package"} == set(modules("peers").KINDS)
+    for kind in modules("peers").KINDS:
+        assert (BENCHMARKS / "workers" / f"{kind}_worker.py").is_file()
+
+
 def test_contestants_of_a_command_line(modules: Any) -> None:
     peers = modules("peers")
     options = peers.parse(
         [
-            *("--source", "m.gguf", "--threads", "3", "--eager", "--roofline"),
+            *("--source", "m.gguf", "--threads", "3", "--eager", "--compile", "--roofline"),
             *("--llama", "q8=a.gguf", "--package", "int8=p", "--package", "int4=q"),
             *("--python", "llama=/peers/python"),
         ]
     )
-    assert [(s.name, s.kind, s.python, s.path, s.threads) for s in peers.contestants(options)] == [
+    specs = peers.contestants(options)
+    assert [s.flags for s in specs] == [(), (), (), (), ("--compile",), ()]
+    assert [(s.name, s.kind, s.python, s.path, s.threads) for s in specs] == [
         ("int8", "package", sys.executable, "p", 3),
         ("int4", "package", sys.executable, "q", 3),
         ("q8", "llama", "/peers/python", "a.gguf", 3),
         ("eager fp32", "eager", sys.executable, "m.gguf", 3),
+        ("torch.compile fp32", "eager", sys.executable, "m.gguf", 3),
         ("memory read", "memory_read", sys.executable, "-", 3),
     ]
 
 
 def test_a_contestant_without_a_path_is_refused(modules: Any) -> None:
-    options = argparse.Namespace(
-        python=[], package=["int8"], llama=[], genai=[], threads=1, eager=False, roofline=False
-    )
+    peers = modules("peers")
+    options = peers.parse(["--source", "m.gguf", "--package", "int8"])
     with pytest.raises(SystemExit, match=r"^--package int8: wants two parts"):
-        modules("peers").contestants(options)
+        peers.contestants(options)
 
 
 def test_workers_take_turns(process: ModuleType, modules: Any) -> None:

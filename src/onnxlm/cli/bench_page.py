@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from onnxlm.cli.charts import Bar, Dot, Drawing, Series, bar_chart, line_chart, scatter_chart
@@ -66,36 +66,36 @@ def _lines(report: Report) -> list[str]:
 
 
 def _first_token(report: Report) -> Drawing | None:
-    bars = [
-        Bar(
+    def bar(row: Row) -> Bar | None:
+        if row.speed is None:
+            return None
+        return Bar(
             label=describe(report, row),
             parts=((row.speed.ttft_ms.median, row.contestant),),
             text=number(row.speed.ttft_ms.median),
             ends=(row.speed.ttft_ms.low, row.speed.ttft_ms.high),
             hint=f"{spread(row.speed.prefill_tokens_per_s)} prompt tokens a second",
         )
-        for row in _by_case(report)
-        if row.speed
-    ]
+
+    bars = _by_case(report, bar)
     caption = "From the prompt's ids to the first new token. Shorter is better."
     return bar_chart("Time to first token", caption, "milliseconds", bars) if bars else None
 
 
 def _steps(report: Report) -> Drawing | None:
-    bars = []
-    for row in _by_case(report):
+    def bar(row: Row) -> Bar | None:
         speed = row.speed
         if speed is None or speed.decode_p50_ms is None or speed.decode_p99_ms is None:
-            continue
-        bars.append(
-            Bar(
-                label=describe(report, row),
-                parts=((speed.decode_p50_ms, row.contestant),),
-                text=f"{number(speed.decode_p50_ms)} (p99 {number(speed.decode_p99_ms)})",
-                ends=(speed.decode_p50_ms, speed.decode_p99_ms),
-                hint=f"{spread(speed.decode_tokens_per_s)} tokens a second",
-            )
+            return None
+        return Bar(
+            label=describe(report, row),
+            parts=((speed.decode_p50_ms, row.contestant),),
+            text=f"{number(speed.decode_p50_ms)} (p99 {number(speed.decode_p99_ms)})",
+            ends=(speed.decode_p50_ms, speed.decode_p99_ms),
+            hint=f"{spread(speed.decode_tokens_per_s)} tokens a second",
         )
+
+    bars = _by_case(report, bar)
     caption = "Half of the steps take no longer than the bar, 99 in 100 no longer than its whisker."
     axis = "milliseconds a step"
     return bar_chart("Time of a decode step", caption, axis, bars) if bars else None
@@ -103,14 +103,17 @@ def _steps(report: Report) -> Drawing | None:
 
 def _by_context(report: Report) -> Drawing | None:
     series = []
-    for curve in report.curves:
+    # A contestant keeps its colour from plot to plot, unless it has several lines here.
+    alone = len({curve.case for curve in report.curves}) == 1
+    for i, curve in enumerate(report.curves):
         points = tuple(
             (float(point.context_length), rate.median, rate.low, rate.high)
             for point in curve.points
             for rate in (point.decode_tokens_per_s,)
         )
         if points:
-            series.append(Series(describe(report, curve), points))
+            colour = curve.contestant if alone else i
+            series.append(Series(describe(report, curve), points, colour))
     caption = "Bands reach from the slowest to the fastest round. Higher is better."
     axes = ("tokens in the cache of each row", "decode, tokens a second")
     return line_chart("Decode speed by context", caption, axes, series) if series else None
@@ -127,7 +130,7 @@ def _by_size(report: Report) -> Drawing | None:
         if key not in best or _decode(row) > _decode(best[key]):
             best[key] = row
     dots = []
-    for i, row in enumerate(best.values()):
+    for row in best.values():
         who = report.who(row).label
         quality = who.quality
         words = [who.precision]
@@ -136,7 +139,8 @@ def _by_size(report: Report) -> Drawing | None:
         if not quality and who.precision.startswith("int"):
             words.append("no quality recorded")
         label = f"{who.model} on {who.provider}"
-        dots.append(Dot((who.file_bytes or 0) / 1e6, _decode(row), label, ", ".join(words), i))
+        size = (who.file_bytes or 0) / 1e6
+        dots.append(Dot(size, _decode(row), label, ", ".join(words), row.contestant))
     caption = (
         "KL divergence and top-1 agreement are against the full-precision model, as the packages record "
         "them; upper left is better. Of several settings the fastest is shown."
@@ -145,9 +149,16 @@ def _by_size(report: Report) -> Drawing | None:
     return scatter_chart("Size, speed and quality", caption, axes, dots) if dots else None
 
 
-def _by_case(report: Report) -> Sequence[Row]:
-    cases = report.plan.cases
-    return sorted(report.rows, key=lambda row: cases.index(row.case))
+def _by_case(report: Report, draw: Callable[[Row], Bar | None]) -> list[Bar]:
+    """Bars of the rows that have one, an empty place between two cases."""
+    bars: list[Bar] = []
+    for case in report.plan.cases:
+        drawn = [draw(row) for row in report.rows if row.case == case]
+        found = [bar for bar in drawn if bar is not None]
+        if bars and found:
+            bars.append(Bar("", (), ""))
+        bars += found
+    return bars
 
 
 def _decode(row: Row) -> float:

@@ -15,7 +15,7 @@ WIDTH = 1000.0
 _CHARACTER = 6.9
 _ROW, _BAR = 26.0, 15.0
 _PLOT_HEIGHT = 300.0
-COLOURS = 8
+COLOURS = 12
 
 Attributes = dict[str, str | float]
 
@@ -70,7 +70,8 @@ class Drawing:
     ) -> None:
         """A line of text."""
         place: Attributes = {"x": _px(x), "y": _px(y), "text-anchor": anchor, "class": style}
-        self.shapes.append(Shape("text", place, text))
+        if text:
+            self.shapes.append(Shape("text", place, text))
 
 
 @dataclass(frozen=True)
@@ -142,10 +143,11 @@ def _draw_bar(drawing: Drawing, bar: Bar, x: Callable[[float], float], middle: f
 
 @dataclass(frozen=True)
 class Series:
-    """A line through points (x, y, lowest y, highest y)."""
+    """A line of a colour through points (x, y, lowest y, highest y)."""
 
     name: str
     points: tuple[tuple[float, float, float, float], ...]
+    colour: int
 
 
 def line_chart(
@@ -157,7 +159,7 @@ def line_chart(
         title: What they show.
         caption: How to read them.
         axes: Names and units of x and y.
-        series: In the order of their colours; all x are above 0.
+        series: All x are above 0.
     """
     xs = sorted({x for one in series for x, *_ in one.points})
     drawing = Drawing(title, caption, _PLOT_HEIGHT + 60)
@@ -171,8 +173,8 @@ def line_chart(
     for value in xs:
         drawing.line(x(value), _PLOT_HEIGHT, x(value), _PLOT_HEIGHT + 4, "frame")
         drawing.write(x(value), _PLOT_HEIGHT + 18, f"{value:,.0f}", "middle", "tick")
-    for i, one in enumerate(series):
-        colour = f"c{i % COLOURS}"
+    for one in series:
+        colour = f"c{one.colour % COLOURS}"
         upper = [(x(p[0]), y(p[3])) for p in one.points]
         lower = [(x(p[0]), y(p[2])) for p in reversed(one.points)]
         drawing.shapes.append(
@@ -185,7 +187,7 @@ def line_chart(
         for (px, py), point in zip(middle, one.points, strict=True):
             hint = f"{one.name}: {point[1]:.4g} at {point[0]:,.0f}"
             _dot(drawing, px, py, (4, colour), hint)
-        drawing.legend.append((one.name, i % COLOURS))
+        drawing.legend.append((one.name, one.colour % COLOURS))
     return drawing
 
 

@@ -37,8 +37,9 @@ class Export:
     lowering: Annotated[
         str,
         typer.Option(
-            metavar="ort|portable",
-            help="ort: fused operators of ONNX Runtime; portable: standard ONNX operators only.",
+            metavar="ort|portable|plain",
+            help="ort: fused operators of ONNX Runtime; portable: standard ONNX operators only; plain: only "
+            "those of opset 21, for engines that lack newer ones.",
         ),
     ] = "ort"
     weights: Annotated[
