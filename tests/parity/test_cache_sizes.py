@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.exported import CASES, Runner, exported, variants
+from support.matrix import cases, is_default
 
 from onnxlm import io_spec
 from onnxlm.inspection import KvCache, inspect
@@ -40,7 +41,7 @@ def states(runner: Runner) -> list[StateSpec]:
     ]
 
 
-@pytest.mark.parametrize("case", [(*case, "ort") for case in CASES], ids="-".join)
+@pytest.mark.parametrize("case", cases([(*case, "ort") for case in CASES], is_default))
 def test_what_is_told_is_what_is_held(case: tuple[str, str, str], tmp_path: Path) -> None:
     family, variant, lowering = case
     cache = told(tmp_path, family, variant)

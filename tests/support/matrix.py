@@ -1,9 +1,9 @@
-"""Which family is tested with what: everything with the fused graphs, and a few with all there is.
+"""Which family is tested in which forms: each in two, and a few in all there are.
 
-A family costs seconds for each form that it is exported to. So every variant of every family goes through
-the fused graphs, and each family once through the portable ones; the rest (other lowerings of variants, the
-lowering for runtimes of older opsets, fp16, every scheme on every variant) is run by default for families
-that together have every block, and for all where the `exhaustive` tests are asked for.
+A family costs seconds for each form that it is exported to. So by default each is exported once as fused and
+once as portable graphs; what families share (other variants of a config, fp16, the lowering for runtimes of
+older opsets, schemes) goes through a few that together have every block. The `exhaustive` tests do
+everything with all.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from support.exported import CASES
 # Rotary positions and a gated FFN; learned positions, LayerNorm and biases; a bias by distance; caps, windows
 # and sandwiched norms; sinks and softmax experts; a latent cache and sigmoid experts.
 REPRESENTATIVES = ("llama", "gpt2", "bloom", "gemma2", "gpt_oss", "deepseek_v3")
+_THREE = REPRESENTATIVES[:3]
+_EVERYWHERE = ("ort", "portable")
 
 
 def cases(rows: Iterable[tuple[Any, ...]], default: Any) -> list[Any]:
@@ -36,24 +38,26 @@ def exports(*updates: str) -> list[Any]:
         low for low in lowering_names() if not updates or find_lowering(low).state_update in updates
     ]
     rows = [(*case, lowering) for case in CASES for lowering in wanted]
-    return cases(rows, _is_default)
+    return cases(rows, is_default)
 
 
 def tiny_exports() -> list[Any]:
     """(family, lowering) of every tiny model."""
     rows = [(family, lowering) for family in architecture_names() for lowering in lowering_names()]
-    return cases(rows, lambda family, lowering: _is_default(family, "tiny", lowering))
+    return cases(rows, lambda family, lowering: is_default(family, "tiny", lowering))
 
 
 def half_exports() -> list[Any]:
     """(family, lowering) of every tiny model in fp16."""
     rows = [(family, lowering) for family in architecture_names() for lowering in lowering_names()]
-    return cases(rows, lambda family, _: family in REPRESENTATIVES)
+    return cases(rows, lambda family, lowering: lowering == "ort" and family in REPRESENTATIVES)
 
 
-def _is_default(family: str, variant: str, lowering: str) -> bool:
-    once = lowering == "ort" or (variant, lowering) == ("tiny", "portable")
-    return once or family in REPRESENTATIVES
+def is_default(family: str, variant: str, lowering: str) -> bool:
+    """Whether a form is tested where nothing else is asked for."""
+    if lowering not in _EVERYWHERE:
+        return variant == "tiny" and family in _THREE
+    return variant == "tiny" or family in REPRESENTATIVES
 
 
 def _id(row: tuple[Any, ...]) -> str:

@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 import torch
 from support.exported import CASES, DATA, eager, exported
-from support.matrix import REPRESENTATIVES, cases
+from support.matrix import REPRESENTATIVES, cases, is_default
 from support.onnx_text import graph, random
 
 from onnxlm.export.lowerings import find_lowering
@@ -73,7 +73,8 @@ EXPORTS = cases(
         *((family, "tiny", "ort", torch.float16) for family in architecture_names()),
     ],
     lambda family, variant, lowering, dtype: (
-        family in REPRESENTATIVES or (lowering, dtype) == ("ort", torch.float32)
+        is_default(family, variant, lowering)
+        and (dtype == torch.float32 or family in REPRESENTATIVES)
     ),
 )
 
