@@ -9,39 +9,50 @@ import numpy as np
 from onnxlm.runtime.prompt_lookup import LONGEST_MATCH, NGRAM, Draft
 
 # A longer call must promise this much more than a step: estimates are noisy, and a miss costs at once.
-_MARGIN = 1.1
+_MARGIN = 1.2
 # Weight of the newest observation; the rest stays with what was known.
-_NEWEST_TIME, _NEWEST_GUESS = 0.15, 0.1
-# Before anything is measured: what a token more costs, as a part of a step.
+_NEWEST_STEP, _NEWEST_SLOPE, _NEWEST_GUESS = 0.15, 0.3, 0.1
+# What a token more costs as a part of a step, before anything is measured.
 _FIRST_SLOPE = 0.25
+# How fast that comes back while nothing is looked at: a bad moment of the machine must not count for ever.
+_FORGETTING = 0.02
 
 
 class StepCosts:
-    """Seconds of calls, by rows and by new tokens a row; kept for as long as the sessions are open."""
+    """What a call with more tokens costs in steps, by rows; kept for as long as the sessions are open.
+
+    In steps of the same time: what else runs on the machine slows both.
+    """
 
     def __init__(self) -> None:
-        self._seconds: dict[tuple[int, int], float] = {}
+        self._steps: dict[int, float] = {}  # seconds of a decode step
+        self._slopes: dict[int, float] = {}  # what a new token more of each row costs, in steps
 
     def add(self, rows: int, tokens: int, seconds: float) -> None:
         """Take note of a call; one new token a row is a decode step."""
-        key = (rows, tokens)
+        step = self._steps.get(rows)
         # What else runs on the machine only ever adds: a long call counts as twice what was to be expected.
-        known = self._seconds.get(key)
-        if known is None:
-            step = self._seconds.get((rows, 1))
-            self._seconds[key] = min(seconds, 2 * step * self.ratio(*key)) if step else seconds
-            return
-        self._seconds[key] = known + _NEWEST_TIME * (min(seconds, 2 * known) - known)
+        if tokens == 1:
+            known = seconds if step is None else step
+            self._steps[rows] = known + _NEWEST_STEP * (min(seconds, 2 * known) - known)
+        elif step is not None:
+            known = self._slope(rows)
+            slope = max(0.0, seconds / step - 1) / (tokens - 1)
+            self._slopes[rows] = known + _NEWEST_SLOPE * (
+                min(slope, 2 * max(known, _FIRST_SLOPE)) - known
+            )
 
     def ratio(self, rows: int, tokens: int) -> float:
         """What a call with so many new tokens a row costs, in decode steps of as many rows."""
-        step = self._seconds.get((rows, 1))
-        measured = [n for r, n in self._seconds if r == rows and n > 1]
-        if step is None or not measured:
-            return 1 + _FIRST_SLOPE * (tokens - 1)
-        nearest = min(measured, key=lambda n: abs(n - tokens))
-        slope = (self._seconds[rows, nearest] / step - 1) / (nearest - 1)
-        return 1 + max(0.0, slope) * (tokens - 1)
+        return 1 + self._slope(rows) * (tokens - 1)
+
+    def forget(self, rows: int) -> None:
+        """Believe a little less that more tokens are dear."""
+        slope = self._slope(rows)
+        self._slopes[rows] = slope + _FORGETTING * min(0.0, _FIRST_SLOPE - slope)
+
+    def _slope(self, rows: int) -> float:
+        return self._slopes.get(rows, _FIRST_SLOPE)
 
 
 class DraftPolicy:
@@ -89,4 +100,6 @@ class DraftPolicy:
             speed = expected / self._costs.ratio(len(known), 1 + count)
             if speed > best_speed:
                 best, best_speed = count, speed
+        if not best:
+            self._costs.forget(len(known))
         return best

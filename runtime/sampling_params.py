@@ -89,7 +89,8 @@ class SamplingParams:
         num_beams: Sequences that beam search keeps; 1 is no beam search.
         num_return_sequences: Sequences wanted of each prompt, from one beam search or by as many draws.
         prompt_lookup_num_tokens: Most tokens of a row that are guessed from what it has said before, and
-            looked at in one call; "auto" sets no limit. The tokens are the same; None guesses none.
+            looked at in one call; "auto" sets no limit, None guesses none. What is chosen, and by which rule,
+            stays the same but for the rounding of several tokens at once, see `speculation`.
         length_penalty: Beams are compared by log-probability over length to this power.
         early_stopping: When beam search ends: true, with num_beams complete sequences; false, when no other
             is expected to become better; "never", when none can.
