@@ -3,15 +3,15 @@
 Every prompt is run both ways round after round; the ratio of a prompt is the median of its rounds' ratios
 of decode time, and a round's two runs follow each other, in changing order. Tokens of both are compared.
 
-    python benchmarks/prompt_lookup.py packages/int8 --rounds 5
+    python benchmarks/prompt_lookup.py packages/int8 --rounds 5 --json results.json
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
+
+from record import Record, parser
 
 from onnxlm.runtime import LanguageModel, load
 from onnxlm.runtime.draft_policy import StepCosts
@@ -45,7 +45,7 @@ _CODE = """class Account:
 # Name, prompt, whether it is one that copies.
 PROMPTS = (
     ("repeat a passage", f"{_PASSAGE}\n\nThe same text again:\n\n{_PASSAGE[:60]}", True),
-    ("repeat code", f"{_CODE}\n\n# The same class again:\n\nclass Account:\n", True),
+    ("repeat code", f"{_CODE}\n\n# The same class again:\n\n{_CODE[:140]}", True),
     ("story", "Once upon a time, in a small village at the foot of a mountain,", False),
     ("explain", "The main reason why the sky looks blue during the day is that", False),
     (
@@ -78,14 +78,12 @@ def decode(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("package")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--threads", type=int, default=0)
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("package")
+    arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--new-tokens", type=int, default=128)
+    options = arguments.parse_args()
+    record = Record(options, "onnxlm.prompt_lookup/1")
     model = load(options.package, threads=options.threads)
     costs = StepCosts()
     prompts = [(name, model.encode(text), copies) for name, text, copies in PROMPTS]
@@ -98,23 +96,27 @@ def main() -> None:
                 runs[guesses] = decode(model, ids, options.new_tokens, costs if guesses else None)
             seconds[name].append((runs[False][1], runs[True][1]))
             same[name] &= runs[False][0] == runs[True][0]
-    rows = []
+    medians = {True: [], False: []}
     for name, ids, copies in prompts:
         ratios = [plain / guessed for plain, guessed in seconds[name]]
         rate = (options.new_tokens - 1) / statistics.median(plain for plain, _ in seconds[name])
-        row = {
-            "prompt": name,
-            "copies": copies,
-            "prompt_tokens": len(ids),
-            "plain_tokens_per_s": round(rate, 1),
-            "ratio": round(statistics.median(ratios), 3),
-            "lowest_ratio": round(min(ratios), 3),
-            "highest_ratio": round(max(ratios), 3),
-            "same_tokens": same[name],
+        medians[copies].append(statistics.median(ratios))
+        record.add(
+            prompt=name,
+            copies=copies,
+            prompt_tokens=len(ids),
+            plain_tokens_per_s=rate,
+            ratio=medians[copies][-1],
+            lowest_ratio=min(ratios),
+            highest_ratio=max(ratios),
+            same_tokens=same[name],
+        )
+    record.finish(
+        {
+            "least gain where a text copies": (min(medians[True]), ">=", 1.8),
+            "least ratio where none does": (min(medians[False]), ">=", 0.95),
         }
-        rows.append(row)
-        print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    print(json.dumps({"package": options.package, "new_tokens": options.new_tokens, "rows": rows}))
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Time of choosing a token: each rule over a wide vocabulary, and the loop around a package's decode step.
 
     python benchmarks/sampling.py
-    python benchmarks/sampling.py --package packages/int8 --threads 2
+    python benchmarks/sampling.py --package packages/int8 --threads 2 --json results.json
 
 Logits are normal numbers times 2, fp32, one row unless `--rows` says otherwise. The loop's time is that of a
 step in `token_steps` less that of the same step's `run_with_iobinding`.
@@ -9,20 +9,20 @@ step in `token_steps` less that of the same step's `run_with_iobinding`.
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from record import Record, parser
 
 from onnxlm.runtime import load
 from onnxlm.runtime.choosing import TokenChooser
 from onnxlm.runtime.engine import Batch
-from onnxlm.runtime.generate import Timings, token_steps
 from onnxlm.runtime.sampling_params import SamplingParams
 from onnxlm.runtime.stopping import RowLimits, RowStops
+from onnxlm.runtime.token_loop import Timings, token_steps
 
 RULES: dict[str, dict[str, Any]] = {
     "temperature": {},
@@ -51,18 +51,20 @@ def median_ms(call: Callable[[], object], repeats: int) -> float:
     return float(np.median(times)) * 1e3
 
 
-def rules(vocabulary: int, rows: int, held: int, repeats: int) -> None:
-    """Print the time a row of each rule."""
+def rules(record: Record, vocabulary: int, rows: int, held: int, repeats: int) -> dict[str, float]:
+    """Milliseconds a row of each rule."""
     generator = np.random.default_rng(0)
     logits = (generator.normal(size=(rows, vocabulary)) * 2).astype(np.float32)
     prompt = generator.integers(0, vocabulary, held).tolist()
     live = np.ones(rows, dtype=np.bool_)
-    print(f"{rows} rows of {vocabulary} tokens, {held} tokens held: ms a row")
+    found = {}
     for name, fields in RULES.items():
         params = SamplingParams(**({"do_sample": True, "temperature": 0.8, "seed": 1} | fields))
         chooser = TokenChooser([params] * rows, [prompt] * rows, [()] * rows, vocabulary)
         spent = median_ms(lambda chooser=chooser: chooser.choose(logits, live), repeats) / rows
-        print(f"{name:32s} {spent:8.3f}")
+        found[name] = spent
+        record.add(rule=name, vocabulary=vocabulary, ms_a_row=spent)
+    return found
 
 
 class Timed:
@@ -92,10 +94,10 @@ def timed(sessions: Any) -> Iterator[Timed]:
         object.__setattr__(sessions, "decode", inner)
 
 
-def loop(package: str, threads: int, steps: int) -> None:
-    """Print what a step takes outside of ONNX Runtime."""
+def loop(record: Record, package: str, threads: int, steps: int) -> dict[str, float]:
+    """What a step takes outside of ONNX Runtime, as a part of the time inside."""
     model = load(package, threads=threads)
-    prompt = list(range(100, 116))
+    prompt, found = list(range(100, 116)), {}
     for name, fields in {
         "greedy": {},
         "top_k 50, top_p 0.9": {"do_sample": True, "top_k": 50, "top_p": 0.9, "seed": 1},
@@ -111,25 +113,33 @@ def loop(package: str, threads: int, steps: int) -> None:
                 pass
         runs = np.array(watch.times)
         outside = np.array(timings.steps_s) - runs
-        print(
-            f"{name:32s} step {np.median(timings.steps_s) * 1e3:.3f} ms, outside of the run "
-            f"{np.median(outside) * 1e6:.0f} us, {np.median(outside / runs):.2%}"
+        found[name] = float(np.median(outside / runs))
+        record.add(
+            loop=name,
+            step_ms=float(np.median(timings.steps_s)) * 1e3,
+            outside_us=float(np.median(outside)) * 1e6,
+            share=found[name],
         )
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--vocabulary", type=int, default=150_000)
-    parser.add_argument("--rows", type=int, default=1)
-    parser.add_argument("--held", type=int, default=1000, help="tokens that penalties look at")
-    parser.add_argument("--repeats", type=int, default=200)
-    parser.add_argument("--package", help="measure the loop around this package too")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=200)
-    args = parser.parse_args()
-    rules(args.vocabulary, args.rows, args.held, args.repeats)
+    options = parser(__doc__)
+    options.add_argument("--vocabulary", type=int, default=150_000)
+    options.add_argument("--rows", type=int, default=1)
+    options.add_argument("--held", type=int, default=1000, help="tokens that penalties look at")
+    options.add_argument("--repeats", type=int, default=200)
+    options.add_argument("--package", help="measure the loop around this package too")
+    options.add_argument("--steps", type=int, default=200)
+    args = options.parse_args()
+    record = Record(args, "onnxlm.sampling/1")
+    spent = rules(record, args.vocabulary, args.rows, args.held, args.repeats)
+    both = "top_k 50, top_p 0.9"
+    aims = {f"ms a row of {both}": (spent[both], "<=", 1.0)}
     if args.package:
-        loop(args.package, args.threads, args.steps)
+        shares = loop(record, args.package, args.threads, args.steps)
+        aims["share of a greedy step outside of the run"] = (shares["greedy"], "<=", 0.03)
+    record.finish(aims)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from support.hot_packages import package as hot_source
 from support.runtime_models import loaded
 
 from onnxlm.errors import ProviderError
-from onnxlm.runtime import cache_rows, device_buffers, engine, kv_cache
+from onnxlm.runtime import cache_rows, device_buffers, engine, graph_calls, in_place_cache
 from onnxlm.runtime.engine import Batch
 from onnxlm.runtime.sessions import Sessions
 
@@ -56,7 +56,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Traffic]:
         traffic.written[tuple(self.shape())] += 1
         write(self, data)
 
-    for module in (cache_rows, device_buffers, engine, kv_cache):
+    for module in (cache_rows, device_buffers, engine, graph_calls, in_place_cache):
         monkeypatch.setattr(module, "on_host", lambda device: False)
     monkeypatch.setattr(ort.OrtValue, "numpy", numpy)
     monkeypatch.setattr(ort.OrtValue, "update_inplace", update)
