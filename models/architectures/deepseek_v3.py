@@ -66,7 +66,7 @@ ARCHITECTURE = Architecture(
         "hidden_size": 64,
         "intermediate_size": 96,
         "moe_intermediate_size": 32,
-        "num_hidden_layers": 3,
+        "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 4,
         "n_shared_experts": 1,
