@@ -124,12 +124,12 @@ class Batch:
             self._choose((counts > start).tolist())
             order = self._places.rows[: self.cache.running]
             room = self.cache.room(counts[order] > start)
-            end = min(start + (keep or _columns_of(len(order))), start + room, longest)
+            columns = keep or min(PREFILL_CHUNK, max(_CALL_TOKENS // len(order), _FEWEST_COLUMNS))
+            end = min(start + columns, start + room, longest)
             real = np.arange(start, end) < counts[order, None]
             self._make_room(end - start)
-            result = run_prefill(
-                self._sessions.prefill, self.cache, ids[order, start:end], real, (output, keep)
-            )
+            piece = ids[order, start:end]
+            result = run_prefill(self._sessions.prefill, self.cache, piece, real, (output, keep))
             if len(order) == 1 == self.rows:
                 results = result
             else:
@@ -297,8 +297,3 @@ class Batch:
         if not self.cache.fits(columns):
             self._steps.forget()  # first, so that old buffers go while new ones come
             self.cache.grow(columns)
-
-
-def _columns_of(rows: int) -> int:
-    """Columns of one prefill call."""
-    return min(PREFILL_CHUNK, max(_CALL_TOKENS // rows, _FEWEST_COLUMNS))
