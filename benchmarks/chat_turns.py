@@ -39,17 +39,6 @@ def first_token_s(chat: Chat, message: str) -> tuple[float, int]:
     return time.perf_counter() - began, reply.result.prompt_tokens
 
 
-def measure(model: LanguageModel, before: str, message: str) -> tuple[float, int, float, int]:
-    """(seconds, tokens) of a second turn, and of the conversation run anew."""
-    chat = model.chat()
-    first_token_s(chat, before)
-    turn, ran = first_token_s(chat, message)
-    again = model.chat()
-    # What the second turn's prompt holds, as one message that runs from the beginning.
-    anew, all_tokens = first_token_s(again, before + message)
-    return turn, ran, anew, all_tokens
-
-
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("package", type=Path)
@@ -60,22 +49,27 @@ def main() -> None:
     model = load(args.package, threads=args.threads)
     record = Record(args, "onnxlm.chat_turns/1")
     cases = [(before, new) for new in args.new for before in args.before]
-    found: dict[tuple[int, int], list[tuple[float, int, float, int]]] = {c: [] for c in cases}
+    chats = {before: model.chat() for before in args.before}
+    for before, chat in chats.items():
+        first_token_s(chat, words(model, before))
+    times: dict[tuple[int, int], list[float]] = {case: [] for case in cases}
+    tokens = {}
     for turn in range(args.rounds + 1):
         for before, new in cases:
-            one = measure(model, words(model, before), words(model, new))
+            # A fork has a cache of its own, with the first turn in it.
+            spent, tokens[before, new] = first_token_s(chats[before].fork(), words(model, new))
             if turn:  # the first round warms up
-                found[before, new].append(one)
-    medians = {}
-    for (before, new), runs in found.items():
-        medians[before, new] = statistics.median(run[0] for run in runs)
+                times[before, new].append(spent)
+    medians = {case: statistics.median(spent) for case, spent in times.items()}
+    for before, new in cases:
+        anew, all_tokens = first_token_s(model.chat(), words(model, before + new))
         record.add(
             before=before,
             new=new,
-            tokens_run=runs[0][1],
+            tokens_run=tokens[before, new],
             turn_ms=medians[before, new] * 1e3,
-            anew_tokens=runs[0][3],
-            anew_ms=statistics.median(run[2] for run in runs) * 1e3,
+            anew_tokens=all_tokens,
+            anew_ms=anew * 1e3,
         )
     short, long = min(args.before), max(args.before)
     record.finish(
