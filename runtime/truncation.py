@@ -17,7 +17,7 @@ from onnxlm.runtime.selection import least_keys_with_mass, top_columns
 
 # The least number that float32 divides by without losing precision.
 _LEAST_TEMPERATURE = float(np.finfo(np.float32).tiny)
-# Above this width a nucleus is found by selection, below it by sorting all rows at once.
+# Above this width a nucleus is found by selection, below it by sorting.
 _SORTED_WIDTH = 2048
 
 
@@ -46,16 +46,12 @@ def keep_top_p(candidates: Candidates, p: ArrayLike) -> Candidates:
     1 keeps all.
     """
     logits = candidates.logits
-    shares = np.broadcast_to(np.asarray(p, dtype=np.float64), len(logits))
-    narrowed = np.flatnonzero(shares < 1.0)
-    if not narrowed.size:
+    shares = np.broadcast_to(np.asarray(p, dtype=np.float64), len(logits)).tolist()
+    if min(shares) >= 1.0:
         return candidates
-    if narrowed.size < len(logits):
-        kept = np.ones(logits.shape, dtype=np.bool_)
-        kept[narrowed] = _nuclei(logits[narrowed], shares[narrowed])
-    else:
-        kept = _nuclei(logits, shares)
-    return candidates.keep(kept)
+    return candidates.take(
+        [_nucleus(row, share) for row, share in zip(logits, shares, strict=True)]
+    )
 
 
 def keep_min_p(candidates: Candidates, min_p: ArrayLike) -> Candidates:
@@ -102,26 +98,20 @@ def _typical(logits: Floats, share: float) -> NDArray[np.bool_]:
     return kept
 
 
-def _nuclei(logits: Floats, shares: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """The nucleus of each row, bool [rows, n]."""
-    if logits.shape[1] <= _SORTED_WIDTH:
-        return _nuclei_by_sorting(logits, shares)
-    return np.stack([_nucleus_by_selection(*row) for row in zip(logits, shares, strict=True)])
+def _nucleus(logits: Floats, share: float) -> NDArray[np.int64]:
+    """The columns of one row's nucleus, ascending."""
+    if share >= 1.0:
+        return np.arange(logits.size)
+    if logits.size > _SORTED_WIDTH:
+        return _nucleus_by_selection(logits, share)
+    order = np.argsort(-logits, kind="stable")
+    mass = weights(logits)[order].cumsum(dtype=np.float64)
+    count = 1 + np.count_nonzero(mass[:-1] < share * mass[-1])
+    return np.sort(order[:count])
 
 
-def _nuclei_by_sorting(logits: Floats, shares: NDArray[np.float64]) -> NDArray[np.bool_]:
-    order = np.argsort(-logits, axis=1, kind="stable")
-    sorted_weights = np.take_along_axis(weights(logits), order, axis=1)
-    mass = sorted_weights.cumsum(axis=1, dtype=np.float64)
-    needed = np.ones_like(order, dtype=np.bool_)
-    needed[:, 1:] = mass[:, :-1] < shares[:, None] * mass[:, -1:]
-    kept = np.empty_like(needed)
-    np.put_along_axis(kept, order, needed, axis=1)
-    return kept
-
-
-def _nucleus_by_selection(logits: Floats, share: float) -> NDArray[np.bool_]:
-    """The nucleus of one row, bool [n], however flat the row is."""
+def _nucleus_by_selection(logits: Floats, share: float) -> NDArray[np.int64]:
+    """The columns of one row's nucleus, ascending, however flat the row is."""
     weight = weights(logits)
     total = float(weight.sum(dtype=np.float64))
     # All tokens below this weight together have less than 1 - p: the nucleus is above it.
@@ -132,4 +122,4 @@ def _nucleus_by_selection(logits: Floats, share: float) -> NDArray[np.bool_]:
     kept: NDArray[np.bool_] = logits > -last
     level = np.flatnonzero(logits == -last)
     kept[level[: math.ceil(missing / float(weight[level[0]]))]] = True
-    return kept
+    return np.flatnonzero(kept)
