@@ -124,7 +124,7 @@ def compare_table(changes: Sequence[Change]) -> Table:
         )
         for change in changes
     )
-    header = ("", "figure", "old", "new", "change", "p", "noise floor", "verdict")
+    header = ("contestant", "figure", "old", "new", "change", "p", "noise floor", "verdict")
     return Table("Changes", header, rows, left=2)
 
 
