@@ -54,7 +54,7 @@ bench: $(READY) $(MODEL)
 	$(BIN)/onnxlm bench $(DEMO) --prompt-tokens 128,1024 --new-tokens 128
 
 test: $(READY) $(MODEL)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(PY) -m ruff format --check .

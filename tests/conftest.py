@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,23 +29,12 @@ def pytest_report_header() -> list[str]:
     ]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers, what shares an export or a fixture runs in one: it is made once a process."""
-    if not items or not items[0].config.pluginmanager.has_plugin("xdist"):
-        return
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_family(item) or item.path.stem))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several processes, an export that many tests look at is made in one of them."""
+    from support.scheduling import FamilyScheduling
 
-
-def _family(item: pytest.Item) -> str | None:
-    """The model family that a test is about: its parameter `family`, or the first of its `case` or `key`."""
-    call = getattr(item, "callspec", None)
-    if call is None:
-        return None
-    key = call.params.get("case", call.params.get("key"))
-    found = call.params.get("family", key[0] if isinstance(key, tuple) else None)
-    return found if isinstance(found, str) else None
+    return FamilyScheduling(config, log)
 
 
 @pytest.fixture(scope="session")

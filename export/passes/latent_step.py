@@ -71,6 +71,7 @@ def _rewrite(graph: ir.Graph, node: ir.Node, masks: dict[ir.Value, ir.Value]) ->
     heads, width = node.attributes["num_heads"].as_int(), _width(past)
     assert lengths is not None
     assert width is not None
+    assert key is not None
     emit = _Emitter(graph, node)
     if lengths not in masks:
         masks[lengths] = _mask(emit, present, lengths)
@@ -82,6 +83,7 @@ def _rewrite(graph: ir.Graph, node: ir.Node, masks: dict[ir.Value, ir.Value]) ->
     sums = emit("MatMul", shares, present)
     move(graph, mixed, emit("Reshape", sums, emit.integers(0, 1, heads * width)))  # [B, 1, H * D]
     mixed.name = f"{present.name}.unread"
+    mixed.shape = key.shape  # of one head, that of the query that it now has
     node.replace_input_with(_QUERY, key)
     node.attributes["num_heads"] = ir.AttrInt64("num_heads", 1)
     node.attributes["local_window_size"] = ir.AttrInt64("local_window_size", 1)
