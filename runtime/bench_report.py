@@ -185,6 +185,9 @@ class Report:
         """What to know of all figures."""
         footprints = [c.footprint for c in self.contestants if c.footprint is not None]
         lines = sorted({footprint.note for footprint in footprints if footprint.note})
+        if self.interrupted:
+            fewest = min((row.repeats for row in self.results), default=0)
+            lines.append(f"interrupted: {fewest} of {self.plan.repeats} rounds were run to the end")
         if self.energy_note:
             lines.append(self.energy_note)
         if self.foreign_load_cores is not None and self.foreign_load_cores >= BUSY_CORES:

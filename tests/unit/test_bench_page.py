@@ -166,3 +166,11 @@ def test_labels_of_neighbours_do_not_lie_on_each_other() -> None:
         if shape.attributes.get("class") == "value"
     ]
     assert abs(heights[0] - heights[1]) >= 28
+
+
+def test_a_label_does_not_lie_on_another_dot() -> None:
+    dots = [Dot(100, 50, "first", "a note of some length", 0), Dot(112, 49.5, "second", "note", 1)]
+    drawing = scatter_chart("t", "c", ("x", "y"), dots)
+    (_, second), words = of_tag(drawing, "circle"), of_tag(drawing, "text")
+    label = next(w for w in words if w["class"] == "value" and w["x"] < second["cx"])
+    assert abs(float(label["y"]) - float(second["cy"])) >= 28

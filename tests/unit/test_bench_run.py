@@ -177,6 +177,7 @@ def test_an_interrupt_before_the_rounds_gives_rows_too(interrupt: Callable[[int]
     report = run(entry("a"), entry("b"))
     assert report.interrupted
     assert [row.failure for row in report.rows] == ["interrupted before its turn"] * 2
+    assert f"interrupted: 0 of {report.plan.repeats} rounds were run to the end" in report.notes()
     footprints = [who.footprint for who in report.contestants]
     assert footprints[0] is not None
     assert footprints[1] is None

@@ -223,7 +223,7 @@ def scatter_chart(title: str, caption: str, axes: tuple[str, str], dots: Sequenc
     for tick in ticks_x:
         drawing.line(x(tick), 12, x(tick), _PLOT_HEIGHT, "grid")
         drawing.write(x(tick), _PLOT_HEIGHT + 18, tick_text(tick, ticks_x), "middle", "tick")
-    taken: list[tuple[float, float, float]] = []
+    taken = [(x(dot.x) - 9, x(dot.x) + 9, y(dot.y)) for dot in dots]
     for dot in sorted(dots, key=lambda dot: -dot.y):
         px, py = x(dot.x), y(dot.y)
         width = max(len(dot.label), len(dot.note)) * _CHARACTER + 12
