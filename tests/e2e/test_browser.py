@@ -6,6 +6,7 @@ the report's numbers, WCAG's contrast, and the browser's own record of what a pa
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import html
 import json
@@ -14,6 +15,7 @@ import re
 import shutil
 import signal
 import subprocess
+import threading
 from itertools import product
 from pathlib import Path
 from tempfile import mkdtemp
@@ -70,6 +72,12 @@ def open_page(file: Path, width: int = 1280, dark: bool = False) -> str:
         *(("--blink-settings=preferredColorScheme=0",) if dark else ()),
         file.as_uri(),
     ]
+    # Once in a while it takes minutes to begin or to end, and at the next try it does not.
+    return next(filter(None, (_dumped(command) for _ in range(3))), "")
+
+
+def _dumped(command: list[str]) -> str:
+    """The document that a browser prints; empty where none came within a minute."""
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -78,14 +86,21 @@ def open_page(file: Path, width: int = 1280, dark: bool = False) -> str:
         start_new_session=True,
     ) as browser:
         assert browser.stdout is not None
+
+        def end() -> None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(browser.pid, signal.SIGKILL)
+
+        limit = threading.Timer(60, end)
+        limit.start()
         lines = []
         for line in browser.stdout:
             lines.append(line)
             if "</html>" in line:
                 break
-        # Not waited for: once in a while it takes minutes to end.
-        os.killpg(browser.pid, signal.SIGKILL)
-    return "".join(lines)
+        limit.cancel()
+        end()
+    return "".join(lines) if lines and "</html>" in lines[-1] else ""
 
 
 def look(text: str, folder: Path, **how: Any) -> dict[str, Any]:
