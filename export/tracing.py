@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._decomp import decomposition_table
 
 from onnxlm import io_spec
+from onnxlm.errors import ExportError
 from onnxlm.export.lowerings import Lowering
 from onnxlm.models.layers.decoder import DecoderLM
 
@@ -75,21 +76,29 @@ def trace(model: DecoderLM, lowering: Lowering) -> ir.Model:
             FlatDecoder(model).eval(), (ids, mask, past), dynamic_shapes=shapes, strict=False
         )
         with _among_decompositions(lowering):
-            exported = torch.onnx.export(
-                program,
-                (),
-                dynamo=True,
-                opset_version=lowering.opset,
-                optimize=False,
-                verbose=False,
-            )
-    if exported is None:
-        raise RuntimeError("torch.onnx.export returned nothing for a traced program")
+            exported = _to_onnx(program, lowering.opset)
     graph_model: ir.Model = exported.model
     _name_inputs_and_outputs(graph_model.graph, [(layer, part) for layer, part, _ in parts])
     _name_axes(graph_model.graph)
     _name_initializers(graph_model.graph)
     return graph_model
+
+
+def _to_onnx(program: torch.export.ExportedProgram, opset: int) -> torch.onnx.ONNXProgram:
+    """Raises: ExportError: A lowering refuses what the program asks for."""
+    try:
+        exported = torch.onnx.export(
+            program, (), dynamo=True, opset_version=opset, optimize=False, verbose=False
+        )
+    except Exception as error:
+        # The exporter wraps what a lowering has to say.
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ExportError):
+            cause = cause.__cause__ or cause.__context__
+        raise (cause or error) from None
+    if exported is None:
+        raise RuntimeError("torch.onnx.export returned nothing for a traced program")
+    return exported
 
 
 @contextlib.contextmanager

@@ -278,5 +278,5 @@ def test_help(cli: Cli) -> None:
     def options(command: str) -> set[str]:
         return set(re.findall(r"--[a-z-]+", cli(command, "--help").out))
 
-    assert options("generate") - {"--chat", "--json"} <= options("chat")
+    assert options("generate") - {"--chat", "--json", "--ids"} <= options("chat")
     assert "--system" in options("chat")

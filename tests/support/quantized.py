@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -35,6 +36,7 @@ from support.matrix import REPRESENTATIVES, cases
 Array = NDArray[Any]
 # Characters of the letter tokenizer: enough windows to calibrate a tiny model, and none that it cannot spell.
 TEXT = "The quick brown fox jumps over the lazy dog, 0123456789 times; then it rests.\n" * 8
+_WHOLE = re.compile(r"^embed_positions\.|\.(router|shared_expert_gate|[kv]_up|[qk]_norm)\.|_bias$")
 _ROOT = tempfile.TemporaryDirectory(prefix="onnxlm-quantized-")
 
 
@@ -122,7 +124,7 @@ def _exact_copy(package: Package) -> Path:
     for graph in package.manifest.graphs.values():
         model = ir.load(package.path / graph.file)
         for node in model.graph:
-            if node.op_type == "MatMulNBits":
+            if node.op_type in ("MatMulNBits", "QMoE"):
                 assert node.attributes["accuracy_level"].as_int() == 4
                 node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 1)
         ir.save(model, folder / graph.file)
@@ -184,14 +186,48 @@ def stored_parameters(package: Package, model: DecoderLM) -> dict[str, Tensor]:
     found = {}
     for name, parameter in model.named_parameters():
         place = package.manifest.parameters[name]
-        whole = (
-            vectors[place.tensor] if parameter.dim() == 1 else stored_matrix(graph, place.tensor)
-        )
-        assert whole is not None, f"{name} is stored in full precision"
         rows = slice(None) if place.rows is None else slice(*place.rows)
-        part = whole[rows] if parameter.dim() == 1 else whole[rows, : parameter.shape[1]]
-        found[name] = torch.from_numpy(np.array(part))
+        if stays_whole(name, parameter):
+            whole = vectors[place.tensor]
+            part = (whole.T if place.transposed else whole)[rows]
+        elif parameter.dim() == 3:
+            codes = stored_experts(graph, place.tensor)
+            part = vectors[place.tensor] if codes is None else codes  # whole in standard operators
+        else:
+            matrix = stored_matrix(graph, place.tensor)
+            assert matrix is not None, f"{name} is stored in full precision"
+            part = matrix[rows, : parameter.shape[1]]
+        found[name] = torch.from_numpy(np.array(part, dtype=np.float32))
     return found
+
+
+def stays_whole(name: str, parameter: Tensor) -> bool:
+    """Whether a parameter keeps its precision: vectors, tables of positions, norms of heads, what chooses
+    experts, and maps of single heads that latent attention absorbs."""
+    return parameter.dim() == 1 or _WHOLE.search(name) is not None
+
+
+def has_eight_bit_experts(package: Package) -> bool:
+    """Whether a graph multiplies by experts of 8 bits."""
+    graph = ir.load(package.graph_path(io_spec.DECODE)).graph
+    return any(
+        node.op_type == "QMoE" and node.attributes["expert_weight_bits"].as_int() == 8
+        for node in graph
+    )
+
+
+def stored_experts(graph: ir.Graph, name: str) -> NDArray[np.float32] | None:
+    """The matrices [E, N, K] that the codes of QMoE mean: uint8, low bits first, scales [E, N, blocks]."""
+    held = {n: v.const_value.numpy() for n, v in graph.initializers.items() if v.const_value}
+    bits = next((bits for bits in (4, 8) if f"{name}.q{bits}" in held), None)
+    if bits is None:
+        return None
+    data, scale = held[f"{name}.q{bits}"], held[f"{name}.scale"]
+    if bits == 4:
+        data = np.stack([data & 15, data >> 4], axis=-1)
+    codes = data.reshape(*scale.shape, -1).astype(np.float32) - 2 ** (bits - 1)
+    values: NDArray[np.float32] = (scale[..., None] * codes).reshape(*scale.shape[:2], -1)
+    return values
 
 
 def with_parameters(model: DecoderLM, values: Mapping[str, Tensor | QuantizedTensor]) -> DecoderLM:

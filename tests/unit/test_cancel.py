@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from support.chats import rendered
 from support.runtime_models import HOT_CONTEXT, at_once, hot_package, loaded
 
-from onnxlm.runtime import LanguageModel, TextIterator
+from onnxlm.runtime import LanguageModel, TextIterator, engine
 from onnxlm.runtime.engine import PREFILL_CHUNK, Batch
 
 PROMPT = "Hello"
@@ -145,21 +146,21 @@ def test_close_waits_for_the_step_of_another_thread(
 def test_a_long_prompt_ends_behind_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     model = hot()
     chat = model.chat()
-    run = Batch._run_chunk
+    run = engine.run_prefill
     words = "a long story " * 45
     assert PREFILL_CHUNK < len(rendered([{"role": "user", "content": words}])) < HOT_CONTEXT - 20
     reply: list[TextIterator] = []
 
-    def cancelling(self: Batch, *arguments: object) -> object:
+    def cancelling(*arguments: Any, **named: Any) -> object:
         reply[0].cancel()
-        return run(self, *arguments)  # type: ignore[arg-type]
+        return run(*arguments, **named)
 
-    monkeypatch.setattr(Batch, "_run_chunk", cancelling)
+    monkeypatch.setattr(engine, "run_prefill", cancelling)
     reply.append(chat.send(words))
     assert list(reply[0]) == []
     assert (reply[0].result.token_ids, reply[0].result.finish_reason) == ([], "cancelled")
     assert len(chat.token_ids) == PREFILL_CHUNK, "what has run is not lost"
-    monkeypatch.setattr(Batch, "_run_chunk", run)
+    monkeypatch.setattr(engine, "run_prefill", run)
     chat.rewind(messages=1)
     answer = chat.answer(max_new_tokens=5)
     "".join(answer)

@@ -121,8 +121,13 @@ def test_second_run_changes_nothing(key: tuple[str, str]) -> None:
 
 def test_every_pass_fires_somewhere_and_has_a_test() -> None:
     missing = set(pass_names())
-    for family, lowering in itertools.product(REPRESENTATIVES, ("ort", "portable")):
-        for graph in exported(family, "tiny", lowering).graphs.values():
+    forms = [
+        (family, variant, lowering)
+        for lowering, family in itertools.product(("ort", "portable"), REPRESENTATIVES)
+        for variant in variants(family)
+    ]
+    for form in forms:
+        for graph in exported(*form).graphs.values():
             missing -= {name for name, count in graph.fusions.items() if count}
         if not missing:
             break

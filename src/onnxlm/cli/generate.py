@@ -53,8 +53,8 @@ class Generate(SamplingOptions, SessionOptions):
     examples: ClassVar[tuple[str, ...]] = (
         'onnxlm generate smollm2-int8 "The capital of France is" --max-new-tokens 32',
         'onnxlm generate smollm2-int8 "Tell me a joke." --chat --temperature 0.7',
-        'onnxlm generate smollm2-int8 "Once upon a time" --num-beams 4 --num-return-sequences 2',
-        'onnxlm generate smollm2-int8 "1, 2, 3," --stop-strings 10 --logprobs 3 --json',
+        'onnxlm generate smollm2-int8 "Once upon a time" --num-beams 4',
+        'onnxlm generate smollm2-int8 "1, 2, 3," --stop-strings 10 --logprobs 3',
         "onnxlm generate smollm2-int8 - < prompt.txt",
         "onnxlm generate my-model-fp32 --ids 17,4,9 --max-new-tokens 32",
     )

@@ -181,7 +181,7 @@ class EndOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BeamOptions:
-    """Beam search, and what is told of each token."""
+    """Beam search, what is told of each token, and guessing ahead."""
 
     num_beams: Annotated[
         int | None,
@@ -203,6 +203,14 @@ class BeamOptions:
         int | None,
         typer.Option(
             help="Tell each token's log-probability, and those of so many of the likeliest.",
+            show_default=False,
+        ),
+    ] = None
+    prompt_lookup_num_tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|auto",
+            help="Guess so many tokens at once from what the text has said before.",
             show_default=False,
         ),
     ] = None
