@@ -154,7 +154,11 @@ def _latent_spec(config: DeepseekConfig) -> LatentSpec:
     )
 
 
-def _cut_kv(stored: Tensor, config: DeepseekConfig) -> Sequence[Tensor]:
+# Templates of the maps that attention makes of a latent's.
+K_UP, V_UP = "layers.{i}.self_attn.k_up.weight", "layers.{i}.self_attn.v_up.weight"
+
+
+def cut_kv(stored: Tensor, config: DeepseekConfig) -> Sequence[Tensor]:
     """[H * (N + V), C] -> what each head does to its query, [H, N, C], and makes of a latent, [H, C, V]."""
     heads = stored.reshape(config.num_attention_heads, -1, stored.shape[1])
     width = config.qk_nope_head_dim
@@ -173,9 +177,7 @@ RULES: Rules = {
     **under(_PREFIX, _ATTENTION | {"self_attn.kv_a_proj_with_mqa": "self_attn.kv_a_proj"}),
     **under(_PREFIX, dict(MLP) | dict(NORMS)),
     **under(_PREFIX, {f"mlp.shared_experts.{p}": f"mlp.shared_expert.{p}" for p in PROJECTIONS}),
-    f"{_PREFIX}.self_attn.kv_b_proj.weight": Cut(
-        ("layers.{i}.self_attn.k_up.weight", "layers.{i}.self_attn.v_up.weight"), _cut_kv
-    ),
+    f"{_PREFIX}.self_attn.kv_b_proj.weight": Cut((K_UP, V_UP), cut_kv),
     f"{_PREFIX}.mlp.gate.weight": "layers.{i}.mlp.router.gate.weight",
     f"{_PREFIX}.mlp.gate.e_score_correction_bias": "layers.{i}.mlp.router.correction_bias",
     **expert_rules(f"{_PREFIX}.mlp.experts"),

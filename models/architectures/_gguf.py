@@ -57,6 +57,11 @@ SANDWICH: Mapping[MODEL_TENSOR, str] = {
     **BEHIND,
 }
 ROUTER: Mapping[MODEL_TENSOR, str] = {MODEL_TENSOR.FFN_GATE_INP: "mlp.router.gate"}
+SHARED_EXPERT: Mapping[MODEL_TENSOR, str] = {
+    MODEL_TENSOR.FFN_GATE_SHEXP: "mlp.shared_expert.gate_proj",
+    MODEL_TENSOR.FFN_UP_SHEXP: "mlp.shared_expert.up_proj",
+    MODEL_TENSOR.FFN_DOWN_SHEXP: "mlp.shared_expert.down_proj",
+}
 
 _PACKED = tuple(f"{_LAYER}self_attn.{part}_proj" for part in "qkv")
 _GATE_UP, _DOWN = f"{_LAYER}mlp.experts.gate_up", f"{_LAYER}mlp.experts.down"
@@ -117,16 +122,23 @@ def _cut_qkv(stored: Tensor, config: Any) -> Sequence[Tensor]:
 
 def expert_rules() -> Rules:
     """Rules for the router, and for experts whose gate, up and down matrices lie in a tensor each."""
+    return {**named(ROUTER), **_expert_parts("weight")}
 
+
+def expert_biases() -> Rules:
+    """Rules for what is added to the experts' products, where they have biases."""
+    return _expert_parts("bias")
+
+
+def _expert_parts(part: str) -> Rules:
     def each(tensor: MODEL_TENSOR) -> str:
-        stem, part = stored_name(tensor).rsplit(".", 1)
-        return f"{stem}.{{e}}.{part}"
+        return stored_name(tensor, f"{{e}}.{part}")
 
+    end = "" if part == "weight" else f"_{part}"
     return {
-        **named(ROUTER),
-        each(MODEL_TENSOR.FFN_GATE_EXP): Stack(_GATE_UP, 0, 2),
-        each(MODEL_TENSOR.FFN_UP_EXP): Stack(_GATE_UP, 1, 2),
-        each(MODEL_TENSOR.FFN_DOWN_EXP): Stack(_DOWN),
+        each(MODEL_TENSOR.FFN_GATE_EXP): Stack(_GATE_UP + end, 0, 2),
+        each(MODEL_TENSOR.FFN_UP_EXP): Stack(_GATE_UP + end, 1, 2),
+        each(MODEL_TENSOR.FFN_DOWN_EXP): Stack(_DOWN + end),
     }
 
 

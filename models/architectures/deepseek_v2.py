@@ -5,6 +5,8 @@ Source: DeepSeek-AI, "DeepSeek-V2" (2024), sections 2.1 and 2.2.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from torch import nn
 
 from onnxlm.models.architectures._deepseek import (
@@ -14,10 +16,14 @@ from onnxlm.models.architectures._deepseek import (
     check_groups,
     common_fields,
 )
+from onnxlm.models.architectures._deepseek_gguf import gguf_family, groups
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.decoder import DecoderLM
 from onnxlm.models.layers.moe import GroupRouter, GroupSpec, SoftmaxRouter
 from onnxlm.models.registry import Architecture
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
 def _parse_config(reader: ConfigReader) -> DeepseekConfig:
@@ -69,10 +75,22 @@ def _build(config: DeepseekConfig) -> DecoderLM:
     return build(config, router)
 
 
+def _gguf_routing(own: FamilyMetadata) -> dict[str, Any]:
+    count, used = groups(own)
+    return {
+        "scoring_func": "softmax",
+        "topk_method": "group_limited_greedy" if count > 1 else "greedy",
+        "n_group": count,
+        "topk_group": used,
+        "mlp_bias": False,
+    }
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
     rules=RULES,
+    gguf=gguf_family("deepseek_v2", "DeepseekV2ForCausalLM", False, _gguf_routing),
     tiny={
         "model_type": "deepseek_v2",
         "vocab_size": 96,

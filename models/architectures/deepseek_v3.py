@@ -6,6 +6,8 @@ Source: DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 2.1. Modules
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from onnxlm.models.architectures._deepseek import (
     RULES,
     DeepseekConfig,
@@ -13,10 +15,14 @@ from onnxlm.models.architectures._deepseek import (
     check_groups,
     common_fields,
 )
+from onnxlm.models.architectures._deepseek_gguf import gguf_family, groups
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.decoder import DecoderLM
 from onnxlm.models.layers.moe import GroupRouter, GroupSpec
 from onnxlm.models.registry import Architecture
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 
 def _parse_config(reader: ConfigReader) -> DeepseekConfig:
@@ -56,10 +62,22 @@ def _build(config: DeepseekConfig) -> DecoderLM:
     return build(config, router)
 
 
+def _gguf_routing(own: FamilyMetadata) -> dict[str, Any]:
+    count, used = groups(own)
+    return {
+        "n_group": count,
+        "topk_group": used,
+        "rope_interleave": True,
+        # llama.cpp's converter leaves out the layers that predict further tokens.
+        "num_nextn_predict_layers": 0,
+    }
+
+
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
     rules=RULES,
+    gguf=gguf_family("deepseek_v3", "DeepseekV3ForCausalLM", True, _gguf_routing),
     tiny={
         "model_type": "deepseek_v3",
         "vocab_size": 96,

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from gguf.constants import MODEL_ARCH, MODEL_TENSOR, Keys
+
+from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import ATTENTION, NORMS, OUTER, rms_norm, rotary_lm
 from onnxlm.models.architectures._mixture import UNUSED
 from onnxlm.models.architectures._windows import WindowedConfig, sliding_windows
@@ -20,8 +23,11 @@ from onnxlm.models.layers.decoder_layers import DecoderLayer
 from onnxlm.models.layers.experts import GateSpec
 from onnxlm.models.layers.moe import Experts, SoftmaxRouter, SparseMLP
 from onnxlm.models.layers.rotary import RopeConfig
-from onnxlm.models.registry import Architecture
+from onnxlm.models.registry import Architecture, GgufFamily
 from onnxlm.models.weight_rules import Cut, under
+
+if TYPE_CHECKING:
+    from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
 
 _ROPE: Mapping[str, Any] = {
     "factor": 32.0,
@@ -99,6 +105,30 @@ def _turned(name: str) -> Cut:
     return Cut((name,), lambda stored, config: (stored.transpose(1, 2),))
 
 
+def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
+    config = gguf.rotary_config(own, "gpt_oss", "GptOssForCausalLM")
+    # A config that says nothing of it would have positions scaled as published.
+    scaling = config.pop("rope_scaling", {"rope_type": "default"})
+    if scaling["rope_type"] == "yarn":
+        # What has no key in GGUF is as published; llama.cpp rounds the ends of the ramp instead.
+        scaling["truncate"] = _ROPE["truncate"]
+    wide = config["intermediate_size"]
+    return {
+        **config,
+        "rope_scaling": scaling,
+        "intermediate_size": own.get(Keys.LLM.EXPERT_FEED_FORWARD_LENGTH, wide),
+        "attention_bias": gguf.attention_biases(own),
+        "num_local_experts": own[Keys.LLM.EXPERT_COUNT],
+        "num_experts_per_tok": own[Keys.LLM.EXPERT_USED_COUNT],
+        "sliding_window": own[Keys.Attention.SLIDING_WINDOW],
+        "layer_types": gguf.window_layers(own, 2),
+    }
+
+
+_GGUF_NORMS = {
+    MODEL_TENSOR.ATTN_NORM: "input_layernorm",
+    MODEL_TENSOR.ATTN_POST_NORM: "post_attention_layernorm",
+}
 _PREFIX = "model.layers.{i}"
 _STORED, _OWN = f"{_PREFIX}.mlp.experts", "layers.{i}.mlp.experts"
 
@@ -117,6 +147,16 @@ ARCHITECTURE = Architecture(
         f"{_STORED}.gate_up_proj_bias": f"{_OWN}.gate_up_bias",
         f"{_STORED}.down_proj_bias": f"{_OWN}.down_bias",
     },
+    gguf=GgufFamily(
+        architecture=gguf.arch_name(MODEL_ARCH.GPT_OSS),
+        config=_gguf_config,
+        rules={
+            **gguf.named({**gguf.OUTER, **gguf.ATTENTION, **_GGUF_NORMS}),
+            gguf.stored_name(MODEL_TENSOR.ATTN_SINKS): "layers.{i}.self_attn.sinks",
+            **gguf.expert_rules(),
+            **gguf.expert_biases(),
+        },
+    ),
     tiny={
         "model_type": "gpt_oss",
         "vocab_size": 96,

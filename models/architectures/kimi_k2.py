@@ -22,4 +22,5 @@ ARCHITECTURE = dataclasses.replace(
         "num_hidden_layers": 2,
     },
     variants={},
+    gguf=None,  # its files say what DeepSeek-V3's say, and are read as such
 )

@@ -130,11 +130,6 @@ def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
     }
 
 
-_GGUF_SHARED = {
-    MODEL_TENSOR.FFN_GATE_SHEXP: "mlp.shared_expert.gate_proj",
-    MODEL_TENSOR.FFN_UP_SHEXP: "mlp.shared_expert.up_proj",
-    MODEL_TENSOR.FFN_DOWN_SHEXP: "mlp.shared_expert.down_proj",
-}
 _GGUF_GATE = Cut(
     ("layers.{i}.mlp.shared_expert_gate.weight",), lambda stored, config: (stored.reshape(1, -1),)
 )
@@ -153,7 +148,7 @@ ARCHITECTURE = Architecture(
         architecture=gguf.arch_name(MODEL_ARCH.QWEN2MOE),
         config=_gguf_config,
         rules={
-            **gguf.named({**gguf.OUTER, **gguf.ATTENTION, **gguf.NORMS, **_GGUF_SHARED}),
+            **gguf.named({**gguf.OUTER, **gguf.ATTENTION, **gguf.NORMS, **gguf.SHARED_EXPERT}),
             gguf.stored_name(MODEL_TENSOR.FFN_GATE_INP_SHEXP): _GGUF_GATE,
             **gguf.expert_rules(),
         },

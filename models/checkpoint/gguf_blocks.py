@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import IQ4_NL
+from gguf.quants import IQ4_NL, MXFP4
 
 from onnxlm.models.checkpoint import gguf_k_blocks
 from onnxlm.models.checkpoint.gguf_bits import Bytes, affine, half, planes, symmetric
@@ -61,6 +61,16 @@ def _iq4_nl(blocks: Bytes) -> QuantizedTensor:
     return symmetric(table[_nibbles(blocks, 2)], 8, BLOCK, half(blocks, 0))
 
 
+def _mxfp4(blocks: Bytes) -> QuantizedTensor:
+    """Values are 2 ** (e - 128) times twice a number of E2M1, a signed byte of at most 12.
+
+    Source: Open Compute Project, "OCP Microscaling Formats (MX) Specification" v1.0 (2023), section 5.
+    """
+    table = np.array(MXFP4.kvalues, np.int8).view(np.uint8) ^ np.uint8(0x80)
+    scale = np.ldexp(np.float32(1), blocks[..., 0].astype(np.int32) - 128)
+    return symmetric(table[_nibbles(blocks, 1)], 8, BLOCK, scale)
+
+
 _UNPACK: dict[GGMLQuantizationType, Callable[[Bytes], QuantizedTensor]] = {
     GGMLQuantizationType.Q4_0: _q4_0,
     GGMLQuantizationType.Q4_1: _q4_1,
@@ -68,6 +78,7 @@ _UNPACK: dict[GGMLQuantizationType, Callable[[Bytes], QuantizedTensor]] = {
     GGMLQuantizationType.Q5_1: _q5_1,
     GGMLQuantizationType.Q8_0: _q8_0,
     GGMLQuantizationType.IQ4_NL: _iq4_nl,
+    GGMLQuantizationType.MXFP4: _mxfp4,
     GGMLQuantizationType.Q2_K: gguf_k_blocks.q2_k,
     GGMLQuantizationType.Q3_K: gguf_k_blocks.q3_k,
     GGMLQuantizationType.Q4_K: gguf_k_blocks.q4_k,

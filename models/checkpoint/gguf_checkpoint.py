@@ -66,7 +66,7 @@ def read_gguf(path: Path) -> Checkpoint:
 def _stored(
     file: GgufFile, vectors: Set[str], family: GgufFamily, config: ModelConfig
 ) -> dict[str, StoredTensor]:
-    """The file's tensors by name, rows in the order that the module has, experts' matrices one by one.
+    """The file's tensors by name, rows in the order that the module has, experts' tensors one by one.
 
     Args:
         file: The file.
@@ -80,7 +80,8 @@ def _stored(
         if name not in vectors:
             permuted = head_counts.find(name)
             heads = None if permuted is None else getattr(config, permuted[0])
-            stored |= _matrices(file, name, heads)
+            one_each = known.find(_of_expert(name, 0)) is not None
+            stored |= _by_expert(file, name) if one_each else {name: _whole(file, name, heads)}
     unknown = {tensor.name for name, tensor in stored.items() if known.find(name) is None}
     if unknown:
         raise CheckpointError(
@@ -91,19 +92,28 @@ def _stored(
     return stored
 
 
-def _matrices(file: GgufFile, name: str, heads: int | None) -> dict[str, StoredTensor]:
-    """One tensor, or the matrices of one that has one for each expert, by name."""
+def _of_expert(name: str, expert: int) -> str:
+    """What a family's rules call an expert's part of a tensor: `a.weight` -> `a.0.weight`."""
+    stem, _, part = name.rpartition(".")
+    return f"{stem}.{expert}.{part}"
+
+
+def _by_expert(file: GgufFile, name: str) -> dict[str, StoredTensor]:
+    """The matrices (or the biases) of a tensor that has one for each expert."""
     tensor = file.tensors[name]
-    if len(tensor.shape) == 3:
-        stem, part = name.rsplit(".", 1)
-        return {
-            f"{stem}.{expert}.{part}": stored_tensor(file, tensor, expert)
-            for expert in range(int(tensor.shape[-1]))
-        }
+    return {
+        _of_expert(name, expert): stored_tensor(file, tensor, expert)
+        for expert in range(int(tensor.shape[-1]))
+    }
+
+
+def _whole(file: GgufFile, name: str, heads: int | None) -> StoredTensor:
+    tensor = file.tensors[name]
     if heads is None:
-        return {name: stored_tensor(file, tensor)}
-    order = _row_order(name, int(tensor.shape[-1]), heads, file.path.name)
-    return {name: stored_tensor(file, tensor, order)}
+        return stored_tensor(file, tensor)
+    return stored_tensor(
+        file, tensor, _row_order(name, int(tensor.shape[-1]), heads, file.path.name)
+    )
 
 
 def _row_order(name: str, rows: int, heads: int, source: str) -> Any:

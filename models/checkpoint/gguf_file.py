@@ -143,7 +143,8 @@ def stored_tensor(
     Args:
         file: The file.
         tensor: Its description.
-        part: Order in which its rows are wanted, or which one of its matrices; None for all as they lie.
+        part: Order in which its rows are wanted, or which one of its matrices (or biases, where it has one a
+            row); None for all as they lie.
     """
 
     def data() -> NDArray[Any]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import MODEL_ARCH, GGUFReader, get_tensor_name_map, quants
-from support.gguf_families import interleave
+from support.gguf_forms import interleave
 from support.hot import oracle_logits
 from support.parity import assert_logits_close
 from tokenizers import Tokenizer

@@ -10,12 +10,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-from gguf.constants import MODEL_ARCH, Keys
-from numpy.typing import NDArray
+from gguf.constants import MODEL_ARCH, ExpertGatingFuncType, Keys
 
-Array = NDArray[np.float32]
-Change = Callable[[str, Array, Any], Mapping[str, Array]]
+from support.gguf_forms import (
+    Form,
+    experts,
+    in_turns,
+    interleaved,
+    latent,
+    latent_metadata,
+    raised,
+    regrouped,
+    turned,
+)
 
 
 @dataclass(frozen=True)
@@ -27,66 +34,16 @@ class Convention:
         change: (name, values, config) -> the tensors that one becomes, by name.
         keys: Config key -> metadata key, besides those that most families have.
         constants: Metadata that says the same for every model.
+        derived: config -> metadata that is made of several of its keys, or in place of what is usual.
         cases: Changes to the family's tiny config by a name, each a model that a file can say.
     """
 
     arch: MODEL_ARCH
-    change: Change = lambda name, array, config: {name: array}
+    change: Form = lambda name, array, config: {name: array}
     keys: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
+    derived: Callable[[Any], Mapping[str, Any]] = lambda config: {}
     cases: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"tiny": {}})
-
-
-def interleave(rows: Array, heads: int) -> Array:
-    """Halves of each head's rows in turns: row r and row r + D/2 become neighbours."""
-    width = rows.shape[0] // heads // 2
-    return rows.reshape(heads, 2, width, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
-
-
-def _interleaved(name: str, array: Array, config: Any) -> Mapping[str, Array]:
-    if ".q_proj." in name:
-        return {name: interleave(array, config.num_attention_heads)}
-    if ".k_proj." in name:
-        return {name: interleave(array, config.num_key_value_heads)}
-    return _experts(name, array, config)
-
-
-def _raised(name: str, array: Array, config: Any) -> Mapping[str, Array]:
-    return {name: array + 1 if name.endswith("norm.weight") else array}
-
-
-def _turned(name: str, array: Array, config: Any) -> Mapping[str, Array]:
-    products = (".c_attn.weight", ".c_proj.weight", ".c_fc.weight")
-    return {name: array.T if name.endswith(products) else array}
-
-
-def _regrouped(name: str, array: Array, config: Any) -> Mapping[str, Array]:
-    """Q, K and V of each head in turn -> all of Q, all of K, all of V."""
-    if (
-        config.model_type == "bloom"
-    ):  # is converted as its checkpoints are, without the outer module
-        name = name.removeprefix("transformer.")
-    if "query_key_value" not in name:
-        return {name: array}
-    heads = config.num_attention_heads
-    groups = getattr(config, "num_kv_heads", heads)
-    if config.model_type == "falcon" and not config.new_decoder_architecture:
-        groups = 1
-    rest = array.shape[1:]
-    parts = array.reshape(groups, heads // groups + 2, config.hidden_size // heads, *rest)
-    split = (parts[:, :-2], parts[:, -2], parts[:, -1])
-    return {name: np.concatenate([part.reshape(-1, *rest) for part in split])}
-
-
-def _experts(name: str, array: Array, config: Any) -> Mapping[str, Array]:
-    """Gate and up matrices of all experts in a tensor each."""
-    stem, _, last = name.rpartition(".")
-    if last == "gate_up_proj":
-        gate, up = np.split(array, 2, axis=1)
-        return {f"{stem}.gate_proj.weight": gate, f"{stem}.up_proj.weight": up}
-    if last == "down_proj":
-        return {f"{name}.weight": array}
-    return {name: array}
 
 
 _EXPERTS = {
@@ -94,6 +51,19 @@ _EXPERTS = {
     "num_experts": Keys.LLM.EXPERT_COUNT,
     "num_local_experts": Keys.LLM.EXPERT_COUNT,
     "num_experts_per_tok": Keys.LLM.EXPERT_USED_COUNT,
+}
+_LATENT = {
+    **_EXPERTS,
+    "vocab_size": Keys.LLM.VOCAB_SIZE,
+    "kv_lora_rank": Keys.Attention.KV_LORA_RANK,
+    "q_lora_rank": Keys.Attention.Q_LORA_RANK,
+    "first_k_dense_replace": Keys.LLM.LEADING_DENSE_BLOCK_COUNT,
+    "n_routed_experts": Keys.LLM.EXPERT_COUNT,
+    "n_shared_experts": Keys.LLM.EXPERT_SHARED_COUNT,
+    "n_group": Keys.LLM.EXPERT_GROUP_COUNT,
+    "topk_group": Keys.LLM.EXPERT_GROUP_USED_COUNT,
+    "norm_topk_prob": Keys.LLM.EXPERT_WEIGHTS_NORM,
+    "routed_scaling_factor": Keys.LLM.EXPERT_WEIGHTS_SCALE,
 }
 _ROWS = {"vocab_size": Keys.LLM.VOCAB_SIZE}
 _WINDOW = {"sliding_window": Keys.Attention.SLIDING_WINDOW}
@@ -129,7 +99,7 @@ _LONG = {
 }
 
 CONVENTIONS: Mapping[str, Convention] = {
-    "bloom": Convention(MODEL_ARCH.BLOOM, _regrouped),
+    "bloom": Convention(MODEL_ARCH.BLOOM, regrouped),
     "cohere": Convention(
         MODEL_ARCH.COMMAND_R,
         keys={"logit_scale": Keys.LLM.LOGIT_SCALE},
@@ -142,9 +112,48 @@ CONVENTIONS: Mapping[str, Convention] = {
         constants={Keys.Rope.SCALING_TYPE: "none"},
         cases={"tiny": {"attention_bias": False, "num_hidden_layers": 4, "layer_types": None}},
     ),
+    "deepseek_v2": Convention(
+        MODEL_ARCH.DEEPSEEK2,
+        latent,
+        _LATENT,
+        {Keys.LLM.EXPERT_GATING_FUNC: int(ExpertGatingFuncType.SOFTMAX)},
+        latent_metadata,
+        {
+            "plain queries": {},
+            "groups, narrow queries, scaled, dense first, yarn": {
+                "topk_method": "group_limited_greedy",
+                "n_group": 4,
+                "topk_group": 2,
+                "q_lora_rank": 24,
+                "routed_scaling_factor": 3.0,
+                "first_k_dense_replace": 1,
+                "tie_word_embeddings": True,
+                "rope_parameters": {**_YARN, "mscale": 0.7, "mscale_all_dim": 0.7},
+            },
+        },
+    ),
+    "deepseek_v3": Convention(
+        MODEL_ARCH.DEEPSEEK2,
+        latent,
+        _LATENT,
+        {Keys.LLM.EXPERT_GATING_FUNC: int(ExpertGatingFuncType.SIGMOID)},
+        latent_metadata,
+        {
+            "groups, dense first": {},
+            "one group, plain queries, yarn": {
+                "n_group": 1,
+                "topk_group": 1,
+                "q_lora_rank": None,
+                "norm_topk_prob": False,
+                "n_shared_experts": 2,
+                "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+            },
+            "yarn without a temperature": {"rope_parameters": _YARN},
+        },
+    ),
     "falcon": Convention(
         MODEL_ARCH.FALCON,
-        _regrouped,
+        regrouped,
         constants={Keys.LLM.TENSOR_DATA_LAYOUT: "jploski"},
         cases={
             "groups, two norms": {"ffn_hidden_size": 256},
@@ -157,16 +166,16 @@ CONVENTIONS: Mapping[str, Convention] = {
             },
         },
     ),
-    "gemma": Convention(MODEL_ARCH.GEMMA, _raised),
+    "gemma": Convention(MODEL_ARCH.GEMMA, raised),
     "gemma2": Convention(
         MODEL_ARCH.GEMMA2,
-        _raised,
+        raised,
         keys={**_CAPS, **_WINDOW},
         cases={"tiny": {"query_pre_attn_scalar": 32, "layer_types": None}},
     ),
     "gemma3_text": Convention(
         MODEL_ARCH.GEMMA3,
-        _raised,
+        raised,
         keys={"final_logit_softcapping": Keys.LLM.FINAL_LOGIT_SOFTCAPPING, **_WINDOW},
         cases={
             "caps, seven layers": {
@@ -188,18 +197,32 @@ CONVENTIONS: Mapping[str, Convention] = {
     ),
     "gpt2": Convention(
         MODEL_ARCH.GPT2,
-        _turned,
+        turned,
         cases={"tiny": {"n_inner": None}, "untied": {"tie_word_embeddings": False}},
     ),
     "gpt_neox": Convention(
         MODEL_ARCH.GPTNEOX,
-        _regrouped,
+        regrouped,
         keys={"use_parallel_residual": Keys.LLM.USE_PARALLEL_RESIDUAL},
         cases={"side by side": {}, "in turn": {"use_parallel_residual": False}},
     ),
+    "gpt_oss": Convention(
+        MODEL_ARCH.GPT_OSS,
+        in_turns,
+        {**_EXPERTS, **_WINDOW, "intermediate_size": Keys.LLM.EXPERT_FEED_FORWARD_LENGTH},
+        cases={
+            "scaled as published": {},
+            "plain positions, tied, three layers": {
+                "tie_word_embeddings": True,
+                "num_hidden_layers": 3,
+                "layer_types": None,
+                "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+            },
+        },
+    ),
     "granite": Convention(
         MODEL_ARCH.GRANITE,
-        _interleaved,
+        interleaved,
         keys={
             **_ROWS,
             "attention_multiplier": Keys.Attention.SCALE,
@@ -211,7 +234,7 @@ CONVENTIONS: Mapping[str, Convention] = {
     ),
     "llama": Convention(
         MODEL_ARCH.LLAMA,
-        _interleaved,
+        interleaved,
         keys=_ROWS,
         cases={
             "one KV head": {"num_key_value_heads": 1},
@@ -223,7 +246,7 @@ CONVENTIONS: Mapping[str, Convention] = {
     ),
     "mixtral": Convention(
         MODEL_ARCH.LLAMA,
-        _interleaved,
+        interleaved,
         {**_EXPERTS, **_ROWS},
         cases={"tiny": {}, "tied": {"tie_word_embeddings": True, "num_local_experts": 5}},
     ),
@@ -251,17 +274,17 @@ CONVENTIONS: Mapping[str, Convention] = {
     ),
     "qwen2_moe": Convention(
         MODEL_ARCH.QWEN2MOE,
-        _experts,
+        experts,
         {
             **_EXPERTS,
             "shared_expert_intermediate_size": Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH,
         },
     ),
     "qwen3": Convention(MODEL_ARCH.QWEN3, cases={"tiny": {}, "biases": {"attention_bias": True}}),
-    "qwen3_moe": Convention(MODEL_ARCH.QWEN3MOE, _experts, _EXPERTS),
+    "qwen3_moe": Convention(MODEL_ARCH.QWEN3MOE, experts, _EXPERTS),
     "smollm3": Convention(
         MODEL_ARCH.SMOLLM3,
-        _interleaved,
+        interleaved,
         keys=_ROWS,
         cases={"tiny": {"num_hidden_layers": 4, "no_rope_layer_interval": 4}},
     ),

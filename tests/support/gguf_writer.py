@@ -111,9 +111,8 @@ def metadata(config: Any) -> dict[str, Any]:
             said[key] = getattr(config, field)
     if said[Keys.LLM.FEED_FORWARD_LENGTH] is None:
         said[Keys.LLM.FEED_FORWARD_LENGTH] = 4 * config.hidden_size
-    return {
-        key: value for key, value in (said | _rotary_metadata(config)).items() if value is not None
-    }
+    said |= _rotary_metadata(config) | dict(convention.derived(config))
+    return {key: value for key, value in said.items() if value is not None}
 
 
 def _rotary_metadata(config: Any) -> dict[str, Any]:
