@@ -44,8 +44,12 @@ _CODE = """class Account:
 """
 # Name, prompt, whether it is one that copies.
 PROMPTS = (
-    ("repeat a passage", f"{_PASSAGE}\n\nThe same text again:\n\n{_PASSAGE[:60]}", True),
-    ("repeat code", f"{_CODE}\n\n# The same class again:\n\n{_CODE[:140]}", True),
+    (
+        "repeat a passage",
+        f"{_PASSAGE}\n\nThe same text again:\n\nThe lighthouse on the northern cape",
+        True,
+    ),
+    ("repeat code", f"{_CODE}\n\n# The same class again:\n\n{_CODE.splitlines()[0]}\n", True),
     ("story", "Once upon a time, in a small village at the foot of a mountain,", False),
     ("explain", "The main reason why the sky looks blue during the day is that", False),
     (

@@ -61,3 +61,13 @@ def test_guesses_that_never_come_true_are_given_up() -> None:
             policy.learn(match, 0, ended=True)
     assert policy.count([SURE]) == 0
     assert policy.count([None]) == 0
+
+
+def test_guesses_inside_a_draft_lengthen_the_match_of_those_behind_them() -> None:
+    policy = DraftPolicy(measured(0.3))
+    for _ in range(60):
+        policy.learn(
+            NGRAM, 1, ended=True
+        )  # the first comes true, the second, at one token more, never
+    assert policy.count([Draft(list(range(10)), NGRAM)]) == 1
+    assert policy.count([Draft(list(range(10)), NGRAM + 1)]) == 0
