@@ -43,12 +43,13 @@ def _turned_values(stored: Tensor, config: DeepseekConfig) -> Sequence[Tensor]:
     return (heads.transpose(1, 2),)
 
 
+_CHOICE_BIAS = gguf.stored_name(MODEL_TENSOR.FFN_EXP_PROBS_B, "bias")
 _RULES: Rules = {
     **gguf.named({**gguf.OUTER, **_ATTENTION, **gguf.MLP, **gguf.NORMS, **gguf.SHARED_EXPERT}),
     gguf.stored_name(MODEL_TENSOR.ATTN_KV_B): Cut((K_UP, V_UP), cut_kv),
     gguf.stored_name(MODEL_TENSOR.ATTN_K_B): Cut((K_UP,), _turned_keys),
     gguf.stored_name(MODEL_TENSOR.ATTN_V_B): Cut((V_UP,), _turned_values),
-    gguf.stored_name(MODEL_TENSOR.FFN_EXP_PROBS_B, "bias"): "layers.{i}.mlp.router.correction_bias",
+    _CHOICE_BIAS: "layers.{i}.mlp.router.correction_bias",
     **gguf.expert_rules(),
 }
 
@@ -64,7 +65,7 @@ def gguf_family(
     Args:
         model_type: Hugging Face's name of the generation.
         causal_lm: Hugging Face's class of its language models.
-        sigmoid: Whether its routers make scores of logits so, or by softmax, as in files that do not say it.
+        sigmoid: Whether its routers make scores of logits so, or by softmax.
         routing: What its config says of the choice of experts, beside what all generations have.
     """
     scores = ExpertGatingFuncType.SIGMOID if sigmoid else ExpertGatingFuncType.SOFTMAX
@@ -88,7 +89,16 @@ def gguf_family(
 
 
 def _has_sigmoid(own: FamilyMetadata) -> bool:
-    return bool(own.get(Keys.LLM.EXPERT_GATING_FUNC) == ExpertGatingFuncType.SIGMOID)
+    """Whether routers make scores by a sigmoid.
+
+    Where a file does not say it, a bias on the choice does: only routers with a sigmoid have one. The configs
+    of DeepSeek-V3 that transformers writes lack the key that the converter looks for.
+    """
+    said = own.get(Keys.LLM.EXPERT_GATING_FUNC)
+    if said is not None:
+        return bool(said == ExpertGatingFuncType.SIGMOID)
+    first = own.get(Keys.LLM.LEADING_DENSE_BLOCK_COUNT, 0)
+    return own.has(_CHOICE_BIAS.replace("{i}", str(first)))
 
 
 def groups(own: FamilyMetadata) -> tuple[int, int]:

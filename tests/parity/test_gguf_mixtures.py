@@ -108,6 +108,13 @@ def test_files_that_say_nothing_of_routing_choose_by_softmax(tmp_path: Path) -> 
     assert_logits_close(load(path).logits(IDS), oracle_logits(oracle, IDS))
 
 
+def test_a_bias_on_the_choice_means_scores_by_sigmoid(tmp_path: Path) -> None:
+    """Files of configs that transformers has written do not say what scores are made by."""
+    oracle = hot_model(V3)
+    path = write_gguf(tmp_path / "a.gguf", oracle, without=frozenset({"expert_gating_func"}))
+    assert_logits_close(load(path).logits(IDS), oracle_logits(oracle, IDS))
+
+
 def test_files_that_know_of_no_groups(tmp_path: Path) -> None:
     """Those of DeepSeek-V3 before autumn 2025: llama.cpp chooses among all experts then."""
     written = hot_model(V3)
