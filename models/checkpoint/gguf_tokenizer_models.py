@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 from onnxlm.errors import CheckpointError
+from onnxlm.models.checkpoint.gguf_splitters import SPLITTERS
 
-# Pieces of text that merges never cross, one splitter a `tokenizer.ggml.pre` (llama.cpp, `llama-vocab.cpp`).
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 _MARK = "\u2581"  # SentencePiece's visible space
 
 
@@ -94,47 +90,6 @@ class Vocabulary:
         )
 
 
-# BLOOM: runs without spaces and without full stops and commas of several scripts.
-_SENTENCES = " ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
-_PUNCTUATION = r"[\p{P}\$\+<=>\^~\|`]+"
-
-
-def _gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _digits_then_gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
-
-
-def _pieces(pattern: str) -> pre_tokenizers.PreTokenizer:
-    split = pre_tokenizers.Split(Regex(pattern), "isolated")
-    return pre_tokenizers.Sequence(
-        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
-
-
-def _words(digits: int) -> pre_tokenizers.PreTokenizer:
-    return _pieces(_WORDS % digits)
-
-
-def _punctuation_then_gpt2() -> pre_tokenizers.PreTokenizer:
-    """Digits in threes, too."""
-    marks = pre_tokenizers.Split(Regex(_PUNCTUATION), "isolated")
-    threes = pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated")
-    return pre_tokenizers.Sequence([marks, _gpt2(), threes])
-
-
-_SPLITTERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    **dict.fromkeys(("gpt-2", "olmo", "phi-2"), _gpt2),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _digits_then_gpt2),
-    **dict.fromkeys(
-        ("llama-bpe", "llama3", "llama-v3", "falcon3", "dbrx", "smaug-bpe"), lambda: _words(3)
-    ),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2"), lambda: _words(1)),
-    "bloom": lambda: _pieces(_SENTENCES),
-    "falcon": _punctuation_then_gpt2,
-}
 _WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3"})
 _COMPOSED = frozenset({"qwen2", "deepseek-r1-qwen"})
 
@@ -142,8 +97,8 @@ _COMPOSED = frozenset({"qwen2", "deepseek-r1-qwen"})
 def byte_level_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
     """GPT-2's byte-level BPE with the splitter that `tokenizer.ggml.pre` names."""
     splitter = vocabulary.get("pre")
-    if splitter not in _SPLITTERS:
-        raise vocabulary.unsupported("pre", _SPLITTERS)
+    if splitter not in SPLITTERS:
+        raise vocabulary.unsupported("pre", SPLITTERS)
     tokenizer = Tokenizer(
         models.BPE(
             vocab={token: index for index, token in enumerate(vocabulary.tokens)},
@@ -153,7 +108,7 @@ def byte_level_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
     )
     if splitter in _COMPOSED:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _SPLITTERS[splitter]()
+    tokenizer.pre_tokenizer = SPLITTERS[splitter]()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 

@@ -130,12 +130,64 @@ def test_any_text_survives_and_encodes_alike(text: str) -> None:
             "falcon",
             ["ab", "'", "S", " x", "123", "45", "  ", "!?", "\n\n  ", " c", " \n", "\n", "d"],
         ),
+        ("gpt-4o", ["ab'S", " x", "123", "45", " ", " !?\n\n", "  ", " c", " \n\n", "d"]),
+        ("kimi-k2", ["ab'S", " x", "123", "45", " ", " !?\n\n", "  ", " c", " \n\n", "d"]),
+        ("deepseek-v3", ["ab", "'S", " x", "123", "45", " ", " !?\n\n", "  ", " c", " \n\n", "d"]),
+        (
+            "deepseek-llm",
+            [
+                "ab",
+                "'",
+                "S",
+                " x",
+                "12345",
+                " ",
+                " !?",
+                "\n",
+                "\n",
+                "  ",
+                " c",
+                " ",
+                "\n",
+                "\n",
+                "d",
+            ],
+        ),
     ],
 )
 def test_words_that_merges_never_cross(splitter: str, pieces: list[str]) -> None:
     """Split by hand with the published patterns."""
     rebuilt, _ = rebuild({**bpe_metadata(bpe("gpt-2"), "gpt-2"), "tokenizer.ggml.pre": splitter})
     text = "ab'S x12345  !?\n\n   c \n\nd"
+    assert rebuilt.pre_tokenizer is not None
+    spans = [span for _, span in rebuilt.pre_tokenizer.pre_tokenize_str(text)]
+    assert [text[start:end] for start, end in spans] == pieces
+
+
+@pytest.mark.parametrize(
+    ("splitter", "pieces"),
+    [
+        ("gpt-4o", ["o", "Neil", " GPUs", "/\u6771\u4eac", " e\u0301a", "?\n/", "\u6771b"]),
+        (
+            "kimi-k2",
+            ["o", "Neil", " GPUs", "/", "\u6771\u4eac", " e\u0301a", "?\n", "/", "\u6771", "b"],
+        ),
+        (
+            "deepseek-v3",
+            ["oNeil", " GPUs", "/", "\u6771\u4eac", " e\u0301a", "?\n", "/", "\u6771", "b"],
+        ),
+        (
+            "deepseek-llm",
+            [
+                *("oNeil", " GPUs", "/", "\u6771\u4eac", " e", "\u0301", "a"),
+                *("?", "\n", "/", "\u6771", "b"),
+            ],
+        ),
+    ],
+)
+def test_words_of_capitals_and_of_characters(splitter: str, pieces: list[str]) -> None:
+    text = "oNeil GPUs/\u6771\u4eac e\u0301a?\n/\u6771b"
+    rebuilt, _ = rebuild({**bpe_metadata(bpe("gpt-2"), "gpt-2"), "tokenizer.ggml.pre": splitter})
     assert rebuilt.pre_tokenizer is not None
     spans = [span for _, span in rebuilt.pre_tokenizer.pre_tokenize_str(text)]
     assert [text[start:end] for start, end in spans] == pieces
