@@ -13,6 +13,7 @@ import torch
 from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES, MODEL_TENSOR, TENSOR_NAMES, Keys
 from torch import Tensor
 
+from onnxlm.models.architectures._mixture import alternating
 from onnxlm.models.weight_rules import Cut, Rules, Stack
 
 if TYPE_CHECKING:
@@ -121,8 +122,16 @@ def _cut_qkv(stored: Tensor, config: Any) -> Sequence[Tensor]:
 
 
 def expert_rules() -> Rules:
-    """Rules for the router, and for experts whose gate, up and down matrices lie in a tensor each."""
-    return {**named(ROUTER), **_expert_parts("weight")}
+    """Rules for the router, and for experts whose gate, up and down matrices lie in a tensor each.
+
+    An option of the converter puts the rows of all gates and ups in one tensor.
+    """
+    both = Cut((_GATE_UP,), lambda stored, config: (alternating(stored),))
+    return {
+        **named(ROUTER),
+        **_expert_parts("weight"),
+        stored_name(MODEL_TENSOR.FFN_GATE_UP_EXP): both,
+    }
 
 
 def expert_biases() -> Rules:

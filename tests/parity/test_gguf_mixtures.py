@@ -190,6 +190,23 @@ def test_experts_in_blocks(tmp_path: Path, kind: str) -> None:
     assert_logits_close(load(checkpoint).logits(IDS), oracle_logits(oracle, IDS))
 
 
+def test_gates_and_ups_of_all_experts_in_one_tensor(tmp_path: Path) -> None:
+    gates: dict[str, Array] = {}
+
+    def fused(name: str, array: Array) -> Mapping[str, Array]:
+        if name.endswith("ffn_gate_exps.weight"):
+            gates[name] = array
+            return {}
+        if not name.endswith("ffn_up_exps.weight"):
+            return {name: array}
+        gate = gates[name.replace("up", "gate")]
+        return {name.replace("up", "gate_up"): np.concatenate((gate, array), axis=1)}
+
+    oracle = hot_model(find_architecture("qwen3_moe").tiny)
+    path = write_gguf(tmp_path / "a.gguf", oracle, edit=lambda writer: rewritten(writer, fused))
+    assert_logits_close(load(path).logits(IDS), oracle_logits(oracle, IDS))
+
+
 def test_a_window_is_required_of_gpt_oss(tmp_path: Path) -> None:
     path = write_gguf(
         tmp_path / "a.gguf", hot_model(OSS), without=frozenset({"attention.sliding_window"})
