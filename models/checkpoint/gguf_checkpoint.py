@@ -12,11 +12,11 @@ from onnxlm.errors import CheckpointError
 from onnxlm.models.checkpoint.checkpoint import Checkpoint
 from onnxlm.models.checkpoint.gguf_file import (
     GgufFile,
-    open_gguf,
     rotary_row_order,
     stored_tensor,
 )
 from onnxlm.models.checkpoint.gguf_metadata import find_family
+from onnxlm.models.checkpoint.gguf_shards import open_shards
 from onnxlm.models.checkpoint.gguf_tokenizer import generation_ids, read_vocabulary, tokenizer_files
 from onnxlm.models.checkpoint.matching import NameMap, listed, match
 from onnxlm.models.checkpoint.tensors import LazyQuantized, StoredTensor
@@ -27,13 +27,13 @@ HEAD = f"{TENSOR_NAMES[MODEL_TENSOR.OUTPUT]}.weight"
 
 
 def read_gguf(path: Path) -> Checkpoint:
-    """Read everything of a GGUF file but the weights' values.
+    """Read everything of a GGUF file (or of several that hold one model) but the weights' values.
 
     Raises:
         CheckpointError: The file is damaged, or its tensors do not fit its metadata.
         ConfigError: Metadata is missing or asks for what is not supported.
     """
-    file = open_gguf(path)
+    file = open_shards(path)
     architecture, family, own = find_family(file)
     raw_config = family.config(own)
     own.finish()
@@ -128,4 +128,4 @@ def _row_order(name: str, rows: int, heads: int, source: str) -> Any:
 
 def _provenance(file: GgufFile) -> Mapping[str, Any]:
     general = {key: value for key, value in file.metadata.items() if key.startswith("general.")}
-    return {"files": {file.path.name: file.path.stat().st_size}, **general}
+    return {"files": {path.name: path.stat().st_size for path in file.paths}, **general}

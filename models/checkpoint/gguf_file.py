@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +30,28 @@ _REFETCH = "fetch the file again"
 
 @dataclass(frozen=True)
 class GgufFile:
-    """An opened GGUF file.
+    """An opened GGUF file, or several that hold one model.
 
     Attributes:
-        path: The file.
+        path: The file, the first of several.
         metadata: Every key; strings, numbers, lists.
         tensors: Descriptions and memory-mapped bytes by tensor name.
+        elsewhere: The file of each tensor that the first does not hold.
     """
 
     path: Path
     metadata: Mapping[str, Any]
     tensors: Mapping[str, ReaderTensor]
+    elsewhere: Mapping[str, Path] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> list[Path]:
+        """All files."""
+        return sorted({self.path, *self.elsewhere.values()})
+
+    def holder(self, tensor: str) -> Path:
+        """The file that holds a tensor."""
+        return self.elsewhere.get(tensor, self.path)
 
 
 class _StrictReader(GGUFReader):
@@ -166,7 +177,7 @@ def stored_tensor(
         return torch.from_numpy(np.array(quants.dequantize(data(), kind)))
 
     quantized = exact if kind.name in EXACT_TYPES and len(shape) == 2 else None
-    return StoredTensor(tensor.name, file.path.name, shape, nbytes, read, quantized)
+    return StoredTensor(tensor.name, file.holder(tensor.name).name, shape, nbytes, read, quantized)
 
 
 def rotary_row_order(rows: int, heads: int) -> NDArray[np.intp]:

@@ -11,6 +11,7 @@ from onnxlm.errors import CheckpointError
 from onnxlm.manifest import is_package
 from onnxlm.models.checkpoint.checkpoint import Checkpoint
 from onnxlm.models.checkpoint.gguf_checkpoint import read_gguf
+from onnxlm.models.checkpoint.gguf_shards import one_a_model
 from onnxlm.models.checkpoint.hub import fetch, is_hub_id
 from onnxlm.models.checkpoint.huggingface import CONFIG, read_huggingface
 from onnxlm.models.checkpoint.matching import listed
@@ -28,7 +29,7 @@ def read(source: str | Path) -> Checkpoint:
     """Read a checkpoint's config, tokenizer and tensor list, and check them; weights stay on disk.
 
     Args:
-        source: A Hugging Face folder, a GGUF file, a folder with one GGUF file, a package, a Hub id, or
+        source: A Hugging Face folder, a GGUF file, a folder with one GGUF model, a package, a Hub id, or
             `file.py:function@weights.safetensors`, see `own_module`.
 
     Raises:
@@ -54,7 +55,7 @@ def read(source: str | Path) -> Checkpoint:
 def _read_folder(folder: Path) -> Checkpoint:
     if is_package(folder):
         return read_package(folder)
-    gguf_files = sorted(folder.glob("*.gguf"))
+    gguf_files = one_a_model(sorted(folder.glob("*.gguf")))
     has_config = (folder / CONFIG).exists()
     if len(gguf_files) == 1 and not (has_config and has_weights(folder)):
         return read_gguf(gguf_files[0])
