@@ -1,6 +1,6 @@
 """Models in several GGUF files, `<name>-00001-of-00003.gguf` and so on.
 
-Format: llama.cpp, `tools/gguf-split`; the `split.*` keys of `gguf-py`. The first file has the metadata of all.
+Format: llama.cpp, `tools/gguf-split`, keys `split.*` of `gguf-py`. The first file has the metadata of all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def open_shards(path: Path) -> GgufFile:
     if count <= 1:
         return file
     first, *others = (open_gguf(shard) for shard in _paths(path, count))
-    tensors, elsewhere = dict(first.tensors), {}
+    tensors = dict(first.tensors)
+    elsewhere: dict[str, Path] = {}
     for number, shard in enumerate((first, *others)):
         _check_place(shard, number, count)
     for shard in others:
