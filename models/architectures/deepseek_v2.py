@@ -79,6 +79,7 @@ def _gguf_routing(own: FamilyMetadata) -> dict[str, Any]:
     count, used = groups(own)
     return {
         "scoring_func": "softmax",
+        # By a group's best expert, as published; llama.cpp takes DeepSeek-V3's two for both generations.
         "topk_method": "group_limited_greedy" if count > 1 else "greedy",
         "n_group": count,
         "topk_group": used,
