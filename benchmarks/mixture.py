@@ -28,7 +28,8 @@ from onnxlm.models.layers.moe import Experts, SoftmaxRouter, SparseMLP
 from onnxlm.models.layers.norm import RMSNorm
 from onnxlm.models.layers.rotary import RopeConfig, rope_tables
 
-HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, WIDTH, CONTEXT = 512, 1024, 6, 8, 2, 64, 512
+# Too large for the caches of a core, the dense layers as well: else the ratio is that of a cache to memory.
+HIDDEN, INNER, LAYERS, HEADS, KV_HEADS, WIDTH, CONTEXT = 1024, 2048, 8, 16, 4, 64, 512
 PRECISIONS = ("fp32", "int8", "int4")
 DENSE = "dense"
 

@@ -19,7 +19,10 @@ class Optimum:
         torch.set_num_threads(threads)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        self._model = ORTModelForCausalLM.from_pretrained(folder, session_options=options)
+        (file,) = Path(folder).glob("*.onnx")  # a quantized one has another name
+        self._model = ORTModelForCausalLM.from_pretrained(
+            folder, file_name=file.name, session_options=options
+        )
         self._past = None
         self._length = 0
         self._token = torch.zeros(1, 1, dtype=torch.int64)
