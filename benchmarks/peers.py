@@ -140,16 +140,23 @@ def measure_speed(workers: Mapping[str, Worker], texts: Texts, plan: Plan) -> Ro
     return rounds
 
 
-def make_rows(workers: Mapping[str, Worker], rounds: Rounds[Worker] | None) -> list[Row]:
+def read_per_step(worker: Worker) -> int:
+    """Bytes of weights that a step of a contestant reads."""
+    known = worker.spec.kind in KNOWN_FILES
+    return bytes_per_step(worker.spec.path) if known else worker.ready["bytes"]
+
+
+def make_rows(
+    workers: Mapping[str, Worker], read: Mapping[str, int], rounds: Rounds[Worker] | None
+) -> list[Row]:
     """One row a contestant and prompt length; one a contestant when speed was not asked for."""
     rows = []
     for name, worker in workers.items():
-        known = worker.spec.kind in KNOWN_FILES
         row = Row(
             name=name,
             version=worker.ready["version"],
             bytes=worker.ready["bytes"],
-            bytes_per_step=bytes_per_step(worker.spec.path) if known else worker.ready["bytes"],
+            bytes_per_step=read[name],
             load_s=worker.ready["load_s"],
             memory=worker.memory(),
             foreign_load=float(np.median(worker.foreign_load)) if worker.foreign_load else None,
@@ -191,10 +198,11 @@ def find_quality(
 def measure(options: argparse.Namespace, workers: Mapping[str, Worker], texts: Texts) -> list[Row]:
     """Speed, memory, quality: as the options want it."""
     rounds = None
+    read = {name: read_per_step(worker) for name, worker in workers.items()}
     if not options.only_quality:
         cases = tuple(Case(length, options.new_tokens) for length in texts.prompts)
         rounds = measure_speed(workers, texts, Plan(cases, options.rounds))
-    rows = make_rows(workers, rounds)  # memory before the quality run, which holds logits
+    rows = make_rows(workers, read, rounds)  # memory before the quality run, which holds logits
     quality = {} if rounds and rounds.interrupted else find_quality(options, workers, texts)
     return [dataclasses.replace(row, quality=quality.get(row.name, {})) for row in rows]
 

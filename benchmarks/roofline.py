@@ -18,22 +18,22 @@ from onnxlm.runtime.session import usable_cores
 
 # A lookup reads one row of its table.
 _LOOKUPS = {"Gather", "GatherBlockQuantized"}
-_GRAPHS = ("decode.onnx", "model.onnx")
+_STEP = "decode.onnx"
 
 
 def bytes_per_step(path: str | Path) -> int:
     """Bytes of weights that one decode step reads: of a folder with an ONNX graph, or a GGUF file.
 
     Raises:
-        FileNotFoundError: There is neither.
+        FileNotFoundError: There is neither, or several graphs of which none is named as a decode step.
     """
     path = Path(path)
     if path.suffix == ".gguf":
         return _of_gguf(path)
-    for name in _GRAPHS:
-        if (path / name).is_file():
-            return _of_graph(path / name)
-    raise FileNotFoundError(f"{path}: is no GGUF file and holds none of {', '.join(_GRAPHS)}")
+    graphs = [path / _STEP] if (path / _STEP).is_file() else list(path.glob("*.onnx"))
+    if len(graphs) != 1:
+        raise FileNotFoundError(f"{path}: is no GGUF file and holds neither {_STEP} nor one graph")
+    return _of_graph(graphs[0])
 
 
 def _of_graph(file: Path) -> int:
