@@ -4,7 +4,7 @@ Legend: N rows (outputs) and K columns (inputs) of a weight, B blocks a row.
 
 What is stored for a weight `w`:
     w.q4, w.q8          uint8, as MatMulNBits reads it: padded to whole blocks, low bits first
-    w.scale             float32 or float16 [N, B]
+    w.scale             float32 [N, B]
     w.minimum           float16 [N, B], or w.offset, float32 or float16 [N, B]; neither for symmetric blocks
     w.row_codes         int8 [K, N], and w.row_scale, float32 [N], where prefill has its own weights
 """
@@ -27,6 +27,11 @@ ACCURACY_LEVEL = 4
 
 class FusedOperators:
     """Replaces the layers and embeddings of one graph."""
+
+    # MatMulNBits packs constant codes with their scales when a session is opened. Behind a Cast, which a
+    # session without optimizations keeps, scales come too late: at this accuracy level the products are then
+    # wrong numbers, without an error (ONNX Runtime 1.32).
+    SHORT_SCALES = False
 
     def __init__(self, edit: GraphEdit) -> None:
         self._edit = edit

@@ -24,11 +24,15 @@ class GraphEdit:
     Args:
         graph: The graph, changed in place.
         stored: Tensors by name that the graphs of one package share; grows.
+        short_scales: Whether scales may be stored in 16 bits and widened by a node of the graph.
     """
 
-    def __init__(self, graph: ir.Graph, stored: dict[str, ir.TensorProtocol]) -> None:
+    def __init__(
+        self, graph: ir.Graph, stored: dict[str, ir.TensorProtocol], short_scales: bool
+    ) -> None:
         self._graph = graph
         self._stored = stored
+        self._short_scales = short_scales
         self._block_sums: dict[tuple[ir.Value, int], ir.Value] = {}
         self._row_inputs: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
         self._widened: dict[str, ir.Value] = {}
@@ -75,7 +79,10 @@ class GraphEdit:
 
     def scale(self, name: str, tensor: QuantizedTensor) -> ir.Value:
         """The scales of weight `name`, float32 [N, B]."""
-        return self._floats(f"{name}.scale", tensor.scale)
+        name = f"{name}.scale"
+        if self._short_scales:
+            return self._floats(name, tensor.scale)
+        return self.constant(name, tensor.scale)
 
     def add_offsets(self, linear: Linear, tensor: QuantizedTensor, y: ir.Value) -> ir.Value:
         """Y + blocksum(x) @ offset.T: what the offsets of a weight add to its layer's outcome `y`."""

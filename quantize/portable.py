@@ -27,6 +27,8 @@ from onnxlm.quantized_tensor import QuantizedTensor
 class PortableOperators:
     """Replaces the layers and embeddings of one graph."""
 
+    SHORT_SCALES = True
+
     def __init__(self, edit: GraphEdit) -> None:
         self._edit = edit
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import onnx_ir as ir
 
@@ -18,7 +18,13 @@ from onnxlm.quantized_tensor import QuantizedTensor
 
 
 class Operators(Protocol):
-    """What replaces the layers and embeddings of one graph, by one family of operators."""
+    """What replaces the layers and embeddings of one graph, by one family of operators.
+
+    Attributes:
+        SHORT_SCALES: Whether the operators take scales that a node has widened from 16 bits.
+    """
+
+    SHORT_SCALES: ClassVar[bool]
 
     def __init__(self, edit: GraphEdit) -> None: ...
 
@@ -63,7 +69,7 @@ class Rewriter:
             graph: The graph, changed in place; the weights stay, unread.
             rows: Weights that this graph reads with one scale per row instead, by the same names.
         """
-        edit = GraphEdit(graph, self._stored)
+        edit = GraphEdit(graph, self._stored, self._make.SHORT_SCALES)
         operators = self._make(edit)
         rewrite_experts(edit, graph, self._experts)
         tables = set()

@@ -31,6 +31,8 @@ from onnxlm.models.registry import architecture_names, find_architecture
 from support.hot import hot_model, oracle_logits, save_folder
 
 DATA = "model.onnx_data"
+# Of ONNX Runtime's optimizations; True is all, False none.
+Level = ort.GraphOptimizationLevel | bool
 # Folders that live as long as the session.
 _ROOT = tempfile.TemporaryDirectory(prefix="onnxlm-exported-")
 
@@ -124,12 +126,14 @@ Past = dict[str, NDArray[Any]]
 class Runner:
     """Prefill and decode sessions of one export, fed as any runtime would feed them."""
 
-    def __init__(self, folder: Path, optimized: bool, log_severity: int = 3) -> None:
+    def __init__(self, folder: Path, optimized: Level, log_severity: int = 3) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = log_severity
         options.intra_op_num_threads = 1
-        if not optimized:
-            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        if optimized is False:
+            optimized = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        if optimized is not True:
+            options.graph_optimization_level = optimized
         self.prefill = ort.InferenceSession(str(folder / "prefill.onnx"), options)
         self.decode = ort.InferenceSession(str(folder / "decode.onnx"), options)
         self.states = {
@@ -188,9 +192,14 @@ class Runner:
     def _call(
         self, session: ort.InferenceSession, feeds: dict[str, NDArray[Any]]
     ) -> tuple[Tensor, Past]:
-        names = [value.name for value in session.get_outputs()]
-        outputs = dict(zip(names, session.run(names, feeds), strict=True))
+        outputs = self._outputs(session, feeds)
         logits = torch.from_numpy(outputs[io_spec.LOGITS])
         best = torch.from_numpy(outputs[io_spec.NEXT_TOKENS])
         assert torch.equal(best, logits[:, -1:].argmax(-1)), "next_tokens is not the arg-max"
         return logits, {name: outputs[io_spec.present_of(name)] for name in self.states}
+
+    def _outputs(
+        self, session: ort.InferenceSession, feeds: Mapping[str, NDArray[Any]]
+    ) -> dict[str, NDArray[Any]]:
+        names = [value.name for value in session.get_outputs()]
+        return dict(zip(names, session.run(names, dict(feeds)), strict=True))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import re
-import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from onnxlm import io_spec
@@ -25,10 +24,11 @@ from onnxlm.models import load
 from onnxlm.models.layers.decoder import DecoderLM
 from onnxlm.models.registry import architecture_names, find_architecture
 from onnxlm.package import Package
+from onnxlm.quantize.blocks import round_to_nearest
 from onnxlm.quantize.rewrite import LOWERINGS
 from onnxlm.quantized_tensor import QuantizedTensor
 from support.exported import CASES as TRACED
-from support.exported import Runner, traced, variants
+from support.exported import traced, variants
 from support.hot import hot_model, save_folder
 from support.hot_packages import letter_tokenizer
 from support.matrix import REPRESENTATIVES, cases
@@ -37,6 +37,7 @@ Array = NDArray[Any]
 # Characters of the letter tokenizer: enough windows to calibrate a tiny model, and none that it cannot spell.
 TEXT = "The quick brown fox jumps over the lazy dog, 0123456789 times; then it rests.\n" * 8
 _WHOLE = re.compile(r"^embed_positions\.|\.(router|shared_expert_gate|[kv]_up|[qk]_norm)\.|_bias$")
+Form = tuple[int, int, bool]  # bits, block size, symmetric
 _ROOT = tempfile.TemporaryDirectory(prefix="onnxlm-quantized-")
 
 
@@ -105,32 +106,6 @@ def source(family: str, variant: str, lowering: str = "ort") -> Package:
     program = traced(family, variant, lowering)
     with mock.patch("onnxlm.export.exporting.trace", return_value=program):
         return export(folder, out, lowering=lowering)
-
-
-def exact_logits(package: Package, ids: Sequence[int], prefill: int) -> list[Tensor]:
-    """Logits as `graph_logits` has them, with activations in fp32.
-
-    The operators that a package runs with round activations to 8 bits a block. Here those of ONNX Runtime
-    run at another accuracy level, and standard ones as they stand.
-    """
-    if package.manifest.lowering == "portable":
-        return [graph_logits(package.path, ids, prefill, optimized=False)]
-    folder = _exact_copy(package)
-    return [graph_logits(folder, ids, prefill, optimized) for optimized in (False, True)]
-
-
-def _exact_copy(package: Package) -> Path:
-    folder = new_folder()
-    for graph in package.manifest.graphs.values():
-        model = ir.load(package.path / graph.file)
-        for node in model.graph:
-            if node.op_type in ("MatMulNBits", "QMoE"):
-                assert node.attributes["accuracy_level"].as_int() == 4
-                node.attributes["accuracy_level"] = ir.AttrInt64("accuracy_level", 1)
-        ir.save(model, folder / graph.file)
-    data = package.manifest.weights.file
-    shutil.copyfile(package.path / data, folder / data)
-    return folder
 
 
 def initializers(package: Package) -> dict[str, Array]:
@@ -207,15 +182,6 @@ def stays_whole(name: str, parameter: Tensor) -> bool:
     return parameter.dim() == 1 or _WHOLE.search(name) is not None
 
 
-def has_eight_bit_experts(package: Package) -> bool:
-    """Whether a graph multiplies by experts of 8 bits."""
-    graph = ir.load(package.graph_path(io_spec.DECODE)).graph
-    return any(
-        node.op_type == "QMoE" and node.attributes["expert_weight_bits"].as_int() == 8
-        for node in graph
-    )
-
-
 def stored_experts(graph: ir.Graph, name: str) -> NDArray[np.float32] | None:
     """The matrices [E, N, K] that the codes of QMoE mean: uint8, low bits first, scales [E, N, blocks]."""
     held = {n: v.const_value.numpy() for n, v in graph.initializers.items() if v.const_value}
@@ -228,6 +194,17 @@ def stored_experts(graph: ir.Graph, name: str) -> NDArray[np.float32] | None:
     codes = data.reshape(*scale.shape, -1).astype(np.float32) - 2 ** (bits - 1)
     values: NDArray[np.float32] = (scale[..., None] * codes).reshape(*scale.shape[:2], -1)
     return values
+
+
+def codes_of(model: nn.Module, form: Callable[[str], Form]) -> dict[str, QuantizedTensor]:
+    """Codes for every matrix of a model, by parameter."""
+    given = {}
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2 and not stays_whole(name, parameter):
+            bits, size, symmetric = form(name)
+            values = parameter.detach().numpy()
+            given[name] = round_to_nearest(values, bits, size, symmetric=symmetric)
+    return given
 
 
 def with_parameters(model: DecoderLM, values: Mapping[str, Tensor | QuantizedTensor]) -> DecoderLM:
@@ -248,14 +225,3 @@ def eager_logits(model: DecoderLM, ids: Sequence[int]) -> Tensor:
     """Logits [S, V] of one row, run at once."""
     logits, _ = model(torch.tensor([list(ids)]))
     return logits[0].float()
-
-
-def graph_logits(folder: Path, ids: Sequence[int], prefill: int, optimized: bool = True) -> Tensor:
-    """Logits [S, V]: the first tokens by the prefill graph, the others by the decode graph."""
-    runner = Runner(folder, optimized)
-    logits, past = runner.run([list(ids[:prefill])], runner.empty(), keep=prefill)
-    parts = [logits[0]]
-    for token in ids[prefill:]:
-        logits, past = runner.step([token], past)
-        parts.append(logits[0])
-    return torch.cat(parts)

@@ -12,7 +12,8 @@ import pytest
 import torch
 from support.hot_packages import LETTERS
 from support.packages import replace_file
-from support.quantized import TEXT, eager, eager_logits, graph_logits, initializers, source
+from support.quantized import TEXT, eager, eager_logits, initializers, source
+from support.quantized_runs import graph_logits
 
 from onnxlm import io_spec
 from onnxlm.errors import ExportError, OnnxlmError, OnnxlmWarning, QuantizationError
