@@ -11,6 +11,8 @@ What is stored for a weight `w`:
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import onnx_ir as ir
 
@@ -31,7 +33,7 @@ class FusedOperators:
     # MatMulNBits packs constant codes with their scales when a session is opened. Behind a Cast, which a
     # session without optimizations keeps, scales come too late: at this accuracy level the products are then
     # wrong numbers, without an error (ONNX Runtime 1.32).
-    SHORT_SCALES = False
+    SHORT_SCALES: ClassVar[bool] = False
 
     def __init__(self, edit: GraphEdit) -> None:
         self._edit = edit

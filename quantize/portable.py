@@ -14,6 +14,8 @@ What is stored for a weight `w`:
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -27,7 +29,7 @@ from onnxlm.quantized_tensor import QuantizedTensor
 class PortableOperators:
     """Replaces the layers and embeddings of one graph."""
 
-    SHORT_SCALES = True
+    SHORT_SCALES: ClassVar[bool] = True
 
     def __init__(self, edit: GraphEdit) -> None:
         self._edit = edit
