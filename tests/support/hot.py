@@ -7,7 +7,7 @@ uniform. The recipe moves every vector away from its default and makes every mat
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +20,26 @@ VECTOR_NOISE = 0.4
 MATRIX_GAIN = 8.0
 # Falcon's "eager" attention adds ALiBi twice: once to the scores and once more with the mask.
 _IMPLEMENTATIONS = {"falcon": "sdpa"}
+
+
+def _granite(config: Mapping[str, Any]) -> dict[str, float]:
+    branch = config["embedding_multiplier"] / config["residual_multiplier"]
+    width = config["hidden_size"] // config["num_attention_heads"]
+    return {
+        ".q_proj.weight": width**-0.5 / config["attention_multiplier"],
+        ".o_proj.weight": branch,
+        ".down_proj.weight": branch,
+        "model.norm.weight": config["logits_scaling"],
+    }
+
+
+# Factors of weights, by the ends of their names, that make up for a family's own constants. Those make logits
+# small beside 1, where tolerances are absolute, and hide what is multiplied by them.
+_MAKE_UP: Mapping[str, Callable[[Mapping[str, Any]], dict[str, float]]] = {
+    "cohere": lambda config: {"model.norm.weight": 1 / config["logit_scale"]},
+    "granite": _granite,
+    "palm": lambda config: {"model.norm.weight": config["hidden_size"] ** 0.5},
+}
 
 
 def hot_model(config: Mapping[str, Any], seed: int = 0) -> PreTrainedModel:
@@ -38,6 +58,10 @@ def hot_model(config: Mapping[str, Any], seed: int = 0) -> PreTrainedModel:
                 parameter.add_(VECTOR_NOISE * noise)
             else:
                 parameter.mul_(MATRIX_GAIN)
+        factors = _MAKE_UP.get(config["model_type"], lambda config: {})(config)
+        for end, factor in factors.items():
+            for name in [name for name in stored if name.endswith(end)]:
+                stored[name].mul_(factor)
     return model.eval()
 
 
