@@ -52,6 +52,7 @@ def _parse_config(reader: ConfigReader) -> GptOssConfig:
     reader.spelled({"num_local_experts": "num_experts", "num_experts_per_tok": "experts_per_token"})
     reader.unused(*UNUSED, "initial_context_length")
     reader.only("hidden_act", "silu")
+    _check_method(reader.mapping("quantization_config"))
     rope = reader.rope(150000.0)
     if not (reader.raw("rope_parameters") or reader.raw("rope_scaling")):
         rope = RopeConfig("yarn", rope.rope_theta, _ROPE)
@@ -71,6 +72,14 @@ def _parse_config(reader: ConfigReader) -> GptOssConfig:
     )
     reader.finish()
     return config
+
+
+def _check_method(raw: Mapping[str, Any]) -> None:
+    """Which matrices are in MXFP4 their tensors tell; in another form there may be none."""
+    reader = ConfigReader(raw, "quantization_config")
+    reader.only("quant_method", "mxfp4")
+    reader.unused("modules_to_not_convert")
+    reader.finish()
 
 
 def _build(config: GptOssConfig) -> DecoderLM:

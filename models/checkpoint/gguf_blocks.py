@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import IQ4_NL, MXFP4
+from gguf.quants import IQ4_NL
 
-from onnxlm.models.checkpoint import gguf_k_blocks
+from onnxlm.models.checkpoint import gguf_k_blocks, mxfp4
 from onnxlm.models.checkpoint.gguf_bits import Bytes, affine, half, planes, symmetric
 from onnxlm.quantized_tensor import QuantizedTensor
 
@@ -62,13 +62,8 @@ def _iq4_nl(blocks: Bytes) -> QuantizedTensor:
 
 
 def _mxfp4(blocks: Bytes) -> QuantizedTensor:
-    """Values are 2 ** (e - 128) times twice a number of E2M1, a signed byte of at most 12.
-
-    Source: Open Compute Project, "OCP Microscaling Formats (MX) Specification" v1.0 (2023), section 5.
-    """
-    table = np.array(MXFP4.kvalues, np.int8).view(np.uint8) ^ np.uint8(0x80)
-    scale = np.ldexp(np.float32(1), blocks[..., 0].astype(np.int32) - 128)
-    return symmetric(table[_nibbles(blocks, 1)], 8, BLOCK, scale)
+    """A power of two in front of the numbers."""
+    return mxfp4.decode(_nibbles(blocks, 1), blocks[..., 0])
 
 
 _UNPACK: dict[GGMLQuantizationType, Callable[[Bytes], QuantizedTensor]] = {

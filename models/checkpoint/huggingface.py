@@ -53,6 +53,8 @@ def describe_folder(folder: Path, kind: str) -> Checkpoint:
     reader = ConfigReader(raw_config, CONFIG)
     architecture = find_architecture(reader.get("model_type", str))
     config = architecture.parse_config(reader)
+    # How the weights lie in this folder: of no concern once they are read.
+    raw_config.pop("quantization_config", None)
     generation_config, tokenizer_files = read_side_files(folder)
     return Checkpoint(
         path=folder,

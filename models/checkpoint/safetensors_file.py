@@ -18,12 +18,14 @@ from torch import Tensor
 from onnxlm.errors import CheckpointError
 from onnxlm.models.checkpoint.folder import inside, read_json, refuse_pointer
 from onnxlm.models.checkpoint.matching import listed
+from onnxlm.models.checkpoint.mxfp4 import StoredBytes, joined
 from onnxlm.models.checkpoint.tensors import StoredTensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 # Bytes of an element.
 DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
+BYTES = "U8"  # parts of parameters, see `mxfp4`
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _REFETCH = "fetch the file again"
 
@@ -42,7 +44,8 @@ def read_folder(folder: Path) -> tuple[dict[str, StoredTensor], list[Path]]:
     if (folder / SINGLE).exists() or not (folder / INDEX).exists():
         path = _single(folder)
         return read_file(path), [path]
-    return _read_shards(folder)
+    tensors, files = _read_shards(folder)
+    return joined(tensors), files
 
 
 def _single(folder: Path) -> Path:
@@ -85,7 +88,7 @@ def _read_shards(folder: Path) -> tuple[dict[str, StoredTensor], list[Path]]:
         )
     tensors: dict[str, StoredTensor] = {}
     for shard, path in paths.items():
-        held = read_file(path)
+        held = _read_tensors(path)
         _compare(shard, promised[shard], held)
         tensors |= held
     return tensors, [index, *paths.values()]
@@ -110,8 +113,14 @@ def read_file(path: Path) -> dict[str, StoredTensor]:
     """Every tensor of one safetensors file, its values left in the file.
 
     Raises:
-        CheckpointError: The file is a pointer, damaged or cut short, or has a type that is no float.
+        CheckpointError: The file is a pointer, damaged or cut short, or has a type that is neither a float
+            nor MXFP4.
     """
+    return joined(_read_tensors(path))
+
+
+def _read_tensors(path: Path) -> dict[str, StoredTensor]:
+    """The same, bytes not put together yet: their parts may lie in several files."""
     refuse_pointer(path)
     _check_size(path)
     try:
@@ -124,16 +133,12 @@ def read_file(path: Path) -> dict[str, StoredTensor]:
     wrong = []
     for name in file.keys():  # noqa: SIM118, a safe_open handle is no mapping
         view = file.get_slice(name)
-        if view.get_dtype() not in DTYPES:
-            wrong.append(f"{name} is {view.get_dtype()}")
-        shape = tuple(view.get_shape())
-        tensors[name] = StoredTensor(
-            name,
-            path.name,
-            shape,
-            math.prod(shape) * DTYPES.get(view.get_dtype(), 0),
-            _reader(file.get_tensor, name),
-        )
+        dtype, shape = view.get_dtype(), tuple(view.get_shape())
+        if dtype != BYTES and dtype not in DTYPES:
+            wrong.append(f"{name} is {dtype}")
+        kind = StoredBytes if dtype == BYTES else StoredTensor
+        nbytes = math.prod(shape) * DTYPES.get(dtype, 1)
+        tensors[name] = kind(name, path.name, shape, nbytes, _reader(file.get_tensor, name))
     if wrong:
         raise CheckpointError(
             f"{path}: tensors of a type that cannot be read",
