@@ -74,7 +74,7 @@ def mark_used(entry: Path) -> None:
 
 
 def superseded(cache: Path, package: Package) -> Iterator[Path]:
-    """What may go: damaged, unused for 30 days, of files replaced in this package since, or abandoned."""
+    """What may go: damaged, unused for 30 days, of a package replaced or deleted since, or abandoned."""
     now = time.time()
     path = str(package.path.resolve())
     for entry in cache.iterdir():
@@ -86,7 +86,10 @@ def superseded(cache: Path, package: Package) -> Iterator[Path]:
             if not entry.is_dir():  # a lock
                 continue
             note = read_note(entry)
-            replaced = note is None or (note.package == path and note.digest != package.digest)
+            if note is None or not Path(note.package).is_dir():
+                yield entry
+                continue
+            replaced = note.package == path and note.digest != package.digest
             if replaced or now - (entry / NOTE_NAME).stat().st_mtime > _UNUSED_S:
                 yield entry
 

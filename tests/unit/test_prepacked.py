@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -203,6 +204,14 @@ def test_a_build_drops_what_is_not_used(
     assert entry_of(prepare(packages[1], CONFIG)) == used  # a use makes it young again
     new = entry_of(prepare(packages[2], CONFIG))
     assert set(cache.iterdir()) == {used, new, current}
+
+
+def test_a_build_drops_what_was_made_of_a_deleted_package(tmp_path: Path, cache: Path) -> None:
+    gone, stays = (write_package(tmp_path / name, seed=seed) for seed, name in enumerate("ab"))
+    kept = [entry_of(prepare(package, CONFIG)) for package in (gone, stays)][1]
+    shutil.rmtree(gone.path)
+    new = entry_of(prepare(write_package(tmp_path / "c", seed=2), CONFIG))
+    assert set(cache.iterdir()) == {kept, new}
 
 
 def test_names_of_graphs_reach_no_file(tmp_path: Path, cache: Path) -> None:
