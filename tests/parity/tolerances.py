@@ -14,7 +14,10 @@ TOLERANCES = {
     ("graph", "float32"): PARITY["fp32"],
     ("graph", "float16"): PARITY["fp16"],
     ("activations", "int8"): Tolerance(
-        0.2, "activations of 8 bits (0.4% of a block's range) at every layer, grown by hot ones"
+        0.5,
+        "activations of 8 bits (0.4% of a block's range) at every layer, grown by hot ones: 0.37 was the most "
+        "(cohere), most families stay below 0.1; products with wrong scales move logits by 1 and more, and "
+        "the same graphs are exact where nothing is rounded",
     ),
     ("experts", "int8"): Tolerance(
         0.04, "inputs of experts of 8 bits and nothing else, on the same routes: 0.024 was the most"
