@@ -9,11 +9,11 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from onnxlm.errors import QuantizationError
 from onnxlm.graphs.linear import linears
 from onnxlm.progress import Progress
 from onnxlm.quantize.calibration import Statistics
-from onnxlm.quantize.experts import expert_codes, is_routing
+from onnxlm.quantize.experts import expert_codes, given_experts, is_routing
+from onnxlm.quantize.given import fitting
 from onnxlm.quantize.observed import Observed
 from onnxlm.quantize.row import RowQuantized, quantize_rows
 from onnxlm.quantize.schemes import Scheme
@@ -55,12 +55,14 @@ class Codes:
         rows: One scale per row for prefill, by the same names; empty where prefill has no weights of its own.
         experts: Of a mixture's experts, [E * rows, columns], by the name of the weight.
         vectors: Parameters that smoothing has changed and that stay in full precision.
+        taken_over: Weights whose codes a checkpoint has given.
     """
 
     tensors: dict[str, QuantizedTensor] = field(default_factory=dict)
     rows: dict[str, RowQuantized] = field(default_factory=dict)
     experts: dict[str, QuantizedTensor] = field(default_factory=dict)
     vectors: dict[str, Floats] = field(default_factory=dict)
+    taken_over: frozenset[str] = frozenset()
 
 
 def smooth_parameters(
@@ -95,13 +97,14 @@ def make_codes(
         prefill_rows: Whether to make the one-scale-per-row form too.
         progress: Told of the layers done.
     """
-    codes = Codes(experts=expert_codes(graph, scheme.expert_bits, scheme.expert_block))
+    exact = given_experts(graph, given)
+    codes = Codes(experts=expert_codes(graph, scheme.expert_bits, scheme.expert_block, exact))
     head = head_weight(graph)
     tables = {name_of(value) for node in embeddings(graph) for value in node.inputs[:1] if value}
 
     def make(name: str, statistics: Statistics | None) -> None:
         if name in given:
-            codes.tensors[name] = _fitting(name, given[name], parameters(name).shape)
+            codes.tensors[name] = fitting(name, given[name], parameters(name).shape)
         elif name not in codes.tensors:
             outer = name == head or name in tables
             quantize = scheme.quantize_head if outer else scheme.quantize_weight
@@ -124,16 +127,9 @@ def make_codes(
         make(name, None)
     changed = parameters.smoothing.changed - codes.tensors.keys()
     codes.vectors = {name: parameters(name) for name in changed}
+    codes.taken_over = frozenset(exact) | (given.keys() & codes.tensors.keys())
     progress("quantize", len(inputs), len(inputs))
     return codes
-
-
-def _fitting(name: str, tensor: QuantizedTensor, shape: tuple[int, ...]) -> QuantizedTensor:
-    if tensor.shape != shape:
-        raise QuantizationError(
-            f"shape of the codes given for {name}", found=tensor.shape, allowed=shape
-        )
-    return tensor
 
 
 def _names(item: LinearInput) -> set[str]:

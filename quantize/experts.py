@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 from onnxlm.graphs.edit import MICROSOFT, is_op
 from onnxlm.quantize.blocks import pack_matmul, round_to_nearest
 from onnxlm.quantize.fused import ACCURACY_LEVEL
+from onnxlm.quantize.given import fitting
 from onnxlm.quantize.graph_edit import GraphEdit
 from onnxlm.quantize.structure import name_of
-from onnxlm.quantized_tensor import QuantizedTensor
+from onnxlm.quantized_tensor import QuantizedTensor, alike
 
 # Layers that choose experts, or that say how much of an expert counts.
 _ROUTING = re.compile(r"\.(router|shared_expert_gate)\.")
@@ -70,6 +71,12 @@ class ExpertLayer:
             size //= 2
         return None
 
+    def takes(self, tensor: QuantizedTensor) -> bool:
+        """Whether the kernel reads codes of this form, for both weights."""
+        size = tensor.block_size
+        power_of_two = size & (size - 1) == 0
+        return tensor.offset is None and power_of_two and self.block_size(size) == size
+
 
 def expert_layers(graph: ir.Graph) -> Iterator[ExpertLayer]:
     """Every layer whose experts are stored, in graph order."""
@@ -80,17 +87,52 @@ def expert_layers(graph: ir.Graph) -> Iterator[ExpertLayer]:
                 yield ExpertLayer(node, gate_up, down)
 
 
-def expert_codes(graph: ir.Graph, bits: int, largest_block: int) -> dict[str, QuantizedTensor]:
+def given_experts(
+    graph: ir.Graph, given: Mapping[str, QuantizedTensor]
+) -> dict[str, QuantizedTensor]:
+    """Codes of a checkpoint that QMoE holds as they are: those of both weights of a layer, or neither's.
+
+    Args:
+        graph: The graph.
+        given: Codes [E * rows, columns], among others, by the name of the weight.
+
+    Raises:
+        QuantizationError: Codes are of another shape than their weight.
+    """
+    codes: dict[str, QuantizedTensor] = {}
+    for layer in expert_layers(graph):
+        if given.keys() >= set(layer.names):
+            own = [
+                fitting(name, given[name], _matrix_shape(weight))
+                for name, weight in zip(layer.names, (layer.gate_up, layer.down), strict=True)
+            ]
+            same = alike(own)
+            if same is not None and all(layer.takes(tensor) for tensor in same):
+                codes |= zip(layer.names, same, strict=True)
+    return codes
+
+
+def expert_codes(
+    graph: ir.Graph, bits: int, largest_block: int, given: Mapping[str, QuantizedTensor]
+) -> dict[str, QuantizedTensor]:
     """Codes for the experts of every layer whose widths the kernel takes.
 
-    Each value goes to the nearest code: activations of an expert that few tokens reach say too little to
-    make up for errors by.
+    What is not given goes to the nearest code: activations of an expert that few tokens reach say too little
+    to make up for errors by.
+
+    Args:
+        graph: The graph.
+        bits: 4 or 8.
+        largest_block: Most columns that share a scale.
+        given: See `given_experts`.
 
     Returns:
         Codes [E * rows, columns] by the name of the weight.
     """
-    codes = {}
+    codes = dict(given)
     for layer in expert_layers(graph):
+        if given.keys() >= set(layer.names):
+            continue
         size = layer.block_size(largest_block)
         for weight in (layer.gate_up, layer.down) if size else ():
             assert weight.const_value is not None
@@ -154,6 +196,12 @@ def _stored(
     codes = edit.store(f"{name}.q{tensor.bits}", shape, ir.DataType.UINT8, packed)
     scale = edit.constant(f"{name}.scale", tensor.scale.reshape(count, rows, -1))
     return codes, scale
+
+
+def _matrix_shape(weight: ir.Value) -> tuple[int, int]:
+    """Of all experts' rows under one another."""
+    count, rows, columns = _shape(weight)
+    return count * rows, columns
 
 
 def _shape(weight: ir.Value) -> tuple[int, ...]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Mapping
 
 from onnxlm.errors import QuantizationError
 from onnxlm.manifest import ParameterSpec
-from onnxlm.quantized_tensor import QuantizedTensor
+from onnxlm.quantized_tensor import QuantizedTensor, concatenate
 
 
 def merge_given(
@@ -40,41 +37,14 @@ def merge_given(
     return merged
 
 
-def concatenate(parts: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
-    """Rows of several tensors under one another, exactly; None when their blocks do not fit together.
+def fitting(name: str, tensor: QuantizedTensor, shape: tuple[int, ...]) -> QuantizedTensor:
+    """The codes given for a weight.
 
-    Four-bit rows beside eight-bit ones become eight-bit codes of the same values, a wide block beside narrow
-    ones several narrow ones of one scale: GGUF files give one matrix of a layer more bits than the others.
+    Raises:
+        QuantizationError: They are of another shape.
     """
-    size = min(part.block_size for part in parts)
-    if len({part.shape[1] for part in parts}) != 1 or any(part.block_size % size for part in parts):
-        return None
-    bits = max(part.bits for part in parts)
-    offset: NDArray[np.float32] | None = None
-    if any(part.offset is not None for part in parts):
-        offset = np.concatenate(
-            [
-                _narrowed(np.zeros_like(p.scale) if p.offset is None else p.offset, p, size)
-                for p in parts
-            ]
+    if tensor.shape != shape:
+        raise QuantizationError(
+            f"shape of the codes given for {name}", found=tensor.shape, allowed=shape
         )
-    return QuantizedTensor(
-        bits,
-        size,
-        np.concatenate([_widened(part, bits) for part in parts]),
-        np.concatenate([_narrowed(part.scale, part, size) for part in parts]),
-        offset,
-    )
-
-
-def _widened(tensor: QuantizedTensor, bits: int) -> NDArray[np.uint8]:
-    shift = (1 << (bits - 1)) - (1 << (tensor.bits - 1))
-    return tensor.codes + np.uint8(shift)
-
-
-def _narrowed(
-    values: NDArray[np.float32], tensor: QuantizedTensor, size: int
-) -> NDArray[np.float32]:
-    """Values of the tensor's blocks, for blocks of `size` columns."""
-    blocks = -(-tensor.shape[1] // size)
-    return np.repeat(values, tensor.block_size // size, axis=1)[:, :blocks]
+    return tensor

@@ -23,7 +23,7 @@ from onnxlm.package import Package, PackageWriter, check_destination, open_packa
 from onnxlm.progress import Progress, silent
 from onnxlm.quantize.calibrating import Observer, observe
 from onnxlm.quantize.codes import Codes, Parameters, make_codes, smooth_parameters
-from onnxlm.quantize.experts import describe_experts
+from onnxlm.quantize.experts import describe_experts, is_routing
 from onnxlm.quantize.given import merge_given
 from onnxlm.quantize.observed import Observed
 from onnxlm.quantize.rewrite import LOWERINGS, Rewriter
@@ -95,7 +95,7 @@ def quantize(
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source.path / name, copy)
         experts = describe_experts(codes.experts, source.manifest.parameters)
-        spec = QuantizationSpec(scheme, _summary(chosen, codes, taken) | experts)
+        spec = QuantizationSpec(scheme, _summary(chosen, codes) | experts)
         return writer.finish(_manifest(source.manifest, graphs, chosen.precision, spec))
 
 
@@ -140,7 +140,8 @@ def _observed(
 ) -> Observed:
     """What the scheme wants to know of the linears' inputs; nothing where all codes are given."""
     wanted = scheme.hessian or scheme.smoothing is not None
-    if not wanted or all(lin.name in given for item in inputs for lin in item.linears):
+    names = {linear.name for item in inputs for linear in item.linears} - given.keys()
+    if not wanted or all(is_routing(name) for name in names):
         return Observed(lambda names, observer: None, {}, moments=False)
     windows = _windows(source, options.calibration_text)
 
@@ -212,13 +213,11 @@ def _rewrite(graphs: Mapping[str, ir.Model], codes: Codes, lowering: str) -> Non
         drop_unused(model)
 
 
-def _summary(
-    scheme: Scheme, codes: Codes, taken: Mapping[str, QuantizedTensor]
-) -> dict[str, object]:
+def _summary(scheme: Scheme, codes: Codes) -> dict[str, object]:
     return {
         **scheme.summary,
         "smoothing": scheme.smoothing,
-        "taken_over": len(taken),
+        "taken_over": len(codes.taken_over),
         "prefill_weights": "own, one scale per row" if codes.rows else "shared",
     }
 

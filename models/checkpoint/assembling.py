@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from onnxlm.errors import CheckpointError
 from onnxlm.models.checkpoint.tensors import StoredTensor
 from onnxlm.models.weight_rules import Cut
-from onnxlm.quantized_tensor import QuantizedTensor
+from onnxlm.quantized_tensor import QuantizedTensor, concatenate
 
 
 def cut(tensor: StoredTensor, rule: Cut, config: Any) -> list[StoredTensor]:
@@ -101,4 +102,29 @@ def stacked(
 
     nbytes = sum(tensor.nbytes for tensor in pieces.values())
     shape = (count, slots * first.shape[0], *first.shape[1:])
-    return StoredTensor(first.name, first.file, shape, nbytes, read)
+    ordered = [pieces[place] for place in sorted(wanted)]
+    return StoredTensor(first.name, first.file, shape, nbytes, read, _stacked_codes(ordered, slots))
+
+
+def _stacked_codes(
+    pieces: Sequence[StoredTensor], slots: int
+) -> Callable[[], QuantizedTensor] | None:
+    """Reads the codes of one parameter's matrices, in its order of rows; None where one has none.
+
+    Args:
+        pieces: Matrices [N, K] of all slots of the first expert, then those of the next.
+        slots: Matrices of one expert.
+    """
+    readers = [tensor.quantized for tensor in pieces if tensor.quantized is not None]
+    if len(readers) < len(pieces):
+        return None
+
+    def read() -> QuantizedTensor:
+        whole = concatenate([codes() for codes in readers])
+        assert whole is not None  # sizes of a file format's blocks divide one another
+        if slots == 1:
+            return whole
+        rows = np.arange(whole.shape[0]).reshape(-1, slots, pieces[0].shape[0])
+        return whole.rows(rows.swapaxes(1, 2).reshape(-1))
+
+    return read

@@ -13,6 +13,7 @@ from onnxlm.models.checkpoint.checkpoint import Checkpoint
 from onnxlm.models.checkpoint.folder import inside, read_json
 from onnxlm.models.checkpoint.matching import match
 from onnxlm.models.checkpoint.safetensors_file import read_folder
+from onnxlm.models.checkpoint.tensors import LazyQuantized
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.registry import find_architecture
 
@@ -33,16 +34,18 @@ def read_huggingface(folder: Path) -> Checkpoint:
     """
     described = describe_folder(folder, "huggingface")
     stored, files = read_folder(folder)
+    tensors = match(
+        stored,
+        described.architecture.rules,
+        described.architecture,
+        described.config,
+        str(folder),
+    )
     return dataclasses.replace(
         described,
+        quantized=LazyQuantized(tensors),
         provenance={"files": {path.name: path.stat().st_size for path in files}},
-        tensors=match(
-            stored,
-            described.architecture.rules,
-            described.architecture,
-            described.config,
-            str(folder),
-        ),
+        tensors=tensors,
     )
 
 

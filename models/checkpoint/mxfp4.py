@@ -17,7 +17,7 @@ from gguf.quants import MXFP4
 from torch import Tensor
 
 from onnxlm.errors import CheckpointError
-from onnxlm.models.checkpoint.gguf_bits import Bytes, planes, symmetric
+from onnxlm.models.checkpoint.gguf_bits import Bytes, symmetric
 from onnxlm.models.checkpoint.tensors import StoredTensor
 from onnxlm.quantized_tensor import QuantizedTensor
 
@@ -90,15 +90,22 @@ def _parameter(numbers: StoredBytes, powers: StoredTensor | None) -> StoredTenso
             own[:] = decode(_unpacked(packed), exponents).dequantize()
         return torch.from_numpy(values)
 
+    def codes() -> QuantizedTensor:
+        packed = numbers.read().numpy().reshape(count * rows, blocks, _BYTES)
+        return decode(_unpacked(packed), powers.read().numpy().reshape(count * rows, blocks))
+
     return StoredTensor(
         name=numbers.name,
         file=numbers.file,
         shape=(count, rows, BLOCK * blocks),
         nbytes=numbers.nbytes + powers.nbytes,
         read=read,
+        quantized=codes,
     )
 
 
 def _unpacked(packed: Bytes) -> Bytes:
     """[N, B, 16] of two numbers each -> [N, K] of one each."""
-    return planes(packed, (0, 4), 15).swapaxes(-1, -2).reshape(len(packed), -1)
+    numbers = np.empty((*packed.shape, 2), np.uint8)
+    numbers[..., 0], numbers[..., 1] = packed & 15, packed >> 4
+    return numbers.reshape(len(packed), -1)

@@ -20,7 +20,8 @@ class StoredTensor:
         shape: Shape of what `read` returns.
         nbytes: Bytes it takes in the file.
         read: Reads the values; block-quantized ones come de-quantized.
-        quantized: Reads the codes and scales of a block-quantized tensor in exact form.
+        quantized: Reads the codes and scales of a block-quantized tensor in exact form; of experts' matrices
+            [E, N, K] as [E * N, K].
     """
 
     name: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,3 +49,48 @@ class QuantizedTensor:
         if self.offset is not None:
             values += np.repeat(self.offset, self.block_size, axis=1)[:, :columns]
         return values
+
+
+def alike(parts: Sequence[QuantizedTensor]) -> list[QuantizedTensor] | None:
+    """The same values in codes of one width and blocks of one size; None where blocks do not fit together.
+
+    Four-bit codes beside eight-bit ones become eight-bit codes of the same values, a wide block beside narrow
+    ones several narrow ones of one scale: GGUF files give one matrix of a layer more bits than the others.
+    """
+    size = min(part.block_size for part in parts)
+    if any(part.block_size % size for part in parts):
+        return None
+    bits = max(part.bits for part in parts)
+    return [_in_form(part, bits, size) for part in parts]
+
+
+def _in_form(tensor: QuantizedTensor, bits: int, size: int) -> QuantizedTensor:
+    if (tensor.bits, tensor.block_size) == (bits, size):
+        return tensor
+    shift = (1 << (bits - 1)) - (1 << (tensor.bits - 1))
+    times, blocks = tensor.block_size // size, -(-tensor.shape[1] // size)
+    scale, offset = (
+        None if values is None else np.repeat(values, times, axis=1)[:, :blocks]
+        for values in (tensor.scale, tensor.offset)
+    )
+    assert scale is not None
+    return QuantizedTensor(bits, size, tensor.codes + np.uint8(shift), scale, offset)
+
+
+def concatenate(parts: Sequence[QuantizedTensor]) -> QuantizedTensor | None:
+    """Rows of several tensors under one another, exactly, see `alike`; None when they do not fit together."""
+    same = alike(parts)
+    if same is None or len({part.shape[1] for part in same}) != 1:
+        return None
+    offset: NDArray[np.float32] | None = None
+    if any(part.offset is not None for part in same):
+        offset = np.concatenate(
+            [np.zeros_like(part.scale) if part.offset is None else part.offset for part in same]
+        )
+    return QuantizedTensor(
+        same[0].bits,
+        same[0].block_size,
+        np.concatenate([part.codes for part in same]),
+        np.concatenate([part.scale for part in same]),
+        offset,
+    )

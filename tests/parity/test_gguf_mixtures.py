@@ -15,12 +15,15 @@ from numpy.typing import NDArray
 from support.gguf_writer import write_gguf
 from support.hot import hot_model, oracle_logits
 from support.parity import assert_logits_close
+from support.quantized import stored_parameters
+from support.quantized_runs import assert_computes
 from support.refusals import refusal
 from transformers import PreTrainedModel
 
 from onnxlm.models import load
 from onnxlm.models.checkpoint import read
 from onnxlm.models.registry import find_architecture
+from onnxlm.workflow import make_package
 
 V2, V3, OSS = (
     dict(find_architecture(name).tiny) for name in ("deepseek_v2", "deepseek_v3", "gpt_oss")
@@ -188,6 +191,62 @@ def test_experts_in_blocks(tmp_path: Path, kind: str) -> None:
         expected = theirs[f"model.layers.1.mlp.experts.{part}_proj"].transpose(1, 2)
         assert torch.equal(state[f"layers.1.mlp.experts.{part}"], expected)
     assert_logits_close(load(checkpoint).logits(IDS), oracle_logits(oracle, IDS))
+
+
+def experts_of(gate: str, up: str, down: str) -> Callable[[str], GGMLQuantizationType]:
+    """Types of a file's tensors: those of its experts, a router in floats, all else as wide as gates."""
+    parts = {"ffn_gate_exps": gate, "ffn_up_exps": up, "ffn_down_exps": down}
+    usual = "Q8_0" if gate == "MXFP4" else gate
+
+    def kind(name: str) -> GGMLQuantizationType:
+        part = name.split(".")[-2]
+        return F32 if part == "ffn_gate_inp" else GGMLQuantizationType[parts.get(part, usual)]
+
+    return kind
+
+
+@pytest.mark.parametrize(
+    ("types", "precision", "form"),
+    [
+        (("MXFP4", "MXFP4", "MXFP4"), "int8", "8 bits in blocks of 32"),
+        (("Q8_0", "Q8_0", "Q8_0"), "int8", "8 bits in blocks of 32"),
+        (("Q4_0", "Q4_0", "Q4_0"), "int4", "4 bits in blocks of 32"),
+        # A layer's experts have codes of one width.
+        (("Q4_0", "Q8_0", "Q4_0"), "int4", "8 bits in blocks of 32"),
+        (("Q4_0", "Q4_0", "Q5_0"), "int4", "8 bits in blocks of 32"),
+    ],
+)
+@pytest.mark.filterwarnings("error::onnxlm.errors.OnnxlmWarning")  # nothing is left to calibrate
+@pytest.mark.parametrize("family", ["gpt_oss", "mixtral"])
+def test_codes_of_experts_arrive_bit_for_bit(
+    tmp_path: Path, family: str, types: tuple[str, str, str], precision: str, form: str
+) -> None:
+    oracle = hot_model({**find_architecture(family).tiny, "intermediate_size": 96})
+    path = write_gguf(tmp_path / "a.gguf", oracle, experts_of(*types))
+    package = make_package(path, tmp_path / "q", precision=precision)
+    model = load(path)
+    found = stored_parameters(package, model)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(found[name], parameter.detach()), name
+    assert package.manifest.quantization.summary["experts"] == form
+    assert_computes(package, model)
+
+
+@pytest.mark.parametrize("types", [("Q4_1",) * 3, ("Q4_0", "Q4_0", "Q4_1")])
+def test_experts_with_offsets_are_rounded_anew(tmp_path: Path, types: tuple[str, str, str]) -> None:
+    """Those of gates and ups too: QMoE has codes of one form."""
+    path = write_gguf(
+        tmp_path / "a.gguf", hot_model({**OSS, "intermediate_size": 96}), experts_of(*types)
+    )
+    package = make_package(path, tmp_path / "q", precision="int4")
+    model = load(path)
+    found = stored_parameters(package, model)
+    for name, parameter in model.named_parameters():
+        if ".experts." not in name or name.endswith("down"):
+            same = torch.equal(found[name], parameter.detach())
+            assert same != name.endswith("experts.down"), name
+    # Table, head, and of each layer two matrices of attention.
+    assert package.manifest.quantization.summary["taken_over"] == 2 + 2 * 2
 
 
 def test_gates_and_ups_of_all_experts_in_one_tensor(tmp_path: Path) -> None:

@@ -11,7 +11,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support.hot import hot_model, oracle_logits
+from support.hot_packages import letter_tokenizer
 from support.parity import assert_logits_close
+from support.quantized import stored_parameters, with_parameters
+from support.quantized_runs import assert_computes
 from support.refusals import refusal
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Mxfp4Config, PreTrainedModel
@@ -20,6 +23,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from onnxlm.models import load
 from onnxlm.models.checkpoint import read
 from onnxlm.models.registry import find_architecture
+from onnxlm.workflow import make_package
 
 CONFIG = {**find_architecture("gpt_oss").tiny, "intermediate_size": 96}
 METHOD = {
@@ -46,6 +50,7 @@ def packed(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def published(folder: Path, change: Callable[[Tensors], object] = lambda tensors: None) -> Path:
     """A hot model in two files; the numbers of a matrix lie in one, their exponents in the other."""
+    folder.mkdir(exist_ok=True)
     tensors: Tensors = {}
     for name, value in hot_model(CONFIG).state_dict().items():
         if name.endswith(("gate_up_proj", "down_proj")):
@@ -164,3 +169,27 @@ def test_other_methods_are_refused(tmp_path: Path, method: dict[str, Any], found
     message = refusal(folder)
     assert message.startswith("quantization_config: ")
     assert found in message
+
+
+def test_codes_of_experts_are_taken_over(tmp_path: Path) -> None:
+    """int8 holds them without loss; what else the folder has is rounded."""
+    folder = published(tmp_path / "published")
+    letter_tokenizer().save(str(folder / "tokenizer.json"))
+    model = load(folder)
+    experts = [
+        f"layers.{layer}.mlp.experts.{part}" for layer in (0, 1) for part in ("gate_up", "down")
+    ]
+    assert set(read(folder).quantized) == set(experts)
+    for name, options, taken in (
+        ("int8", {}, 4),
+        ("int8", {"requantize": True}, 0),
+        ("int4", {}, 0),
+    ):
+        package = make_package(folder, tmp_path / "q", precision=name, **options)
+        found = stored_parameters(package, model)
+        for expert in experts:
+            assert torch.equal(found[expert], model.get_parameter(expert)) == bool(taken)
+        summary = package.manifest.quantization.summary
+        assert summary["taken_over"] == taken
+        assert summary["experts"] == f"{name[3:]} bits in blocks of 32"
+        assert_computes(package, with_parameters(model, found))

@@ -22,9 +22,9 @@ from onnxlm.manifest import ParameterSpec
 from onnxlm.package import Package, PackageWriter, open_package, record_figures
 from onnxlm.quantize import QuantizeOptions, calibrating, quantize
 from onnxlm.quantize.blocks import round_to_nearest
-from onnxlm.quantize.given import concatenate, merge_given
+from onnxlm.quantize.given import merge_given
 from onnxlm.quantize.structure import linear_inputs
-from onnxlm.quantized_tensor import QuantizedTensor
+from onnxlm.quantized_tensor import QuantizedTensor, concatenate
 
 OPTIONS = QuantizeOptions(calibration_text=TEXT)
 
