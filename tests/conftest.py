@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,12 @@ def _version(distribution: str) -> str:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return "absent"
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C reach what tests start: a shell's background job ignores it, and so would its children."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> list[str]:

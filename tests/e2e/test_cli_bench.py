@@ -180,7 +180,11 @@ def test_ctrl_c_shows_and_writes_what_is_done(tiny_package: Path, tmp_path: Path
     )
     time.sleep(12)  # well into the rounds
     os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    try:
+        out, err = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)  # it would run for hours
+        raise
     assert process.returncode == 130, err
     assert "Traceback" not in err
     found = read_report(file)
