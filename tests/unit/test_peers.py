@@ -350,5 +350,5 @@ def test_an_embedding_table_is_read_only_as_the_head(
 
 
 def test_a_folder_without_a_model_has_no_roofline(modules: Any, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"is no GGUF file and holds none of decode\.onnx"):
+    with pytest.raises(FileNotFoundError, match=r"is no GGUF file and holds neither decode\.onnx"):
         modules("roofline").bytes_per_step(tmp_path)
