@@ -42,14 +42,21 @@ _CODE = """class Account:
         self.balance = self.balance - amount
         return self.balance
 """
-# Name, prompt, whether it is one that copies.
+# Name, prompt, whether SmolLM2-135M's greedy answer copies from it.
 PROMPTS = (
     (
         "repeat a passage",
         f"{_PASSAGE}\n\nThe same text again:\n\nThe lighthouse on the northern cape",
         True,
     ),
-    ("repeat code", f"{_CODE}\n\n# The same class again:\n\n{_CODE.splitlines()[0]}\n", True),
+    (
+        "correct a text",
+        f"{_PASSAGE.replace('granite', 'granit').replace('distance', 'distanse')}\n\n"
+        "The same text with its spelling corrected:\n\nThe lighthouse on the northern cape",
+        True,
+    ),
+    # A model of this size is asked for a copy and writes another class.
+    ("repeat code", f"{_CODE}\n\n# The same class again:\n\n{_CODE.splitlines()[0]}\n", False),
     ("story", "Once upon a time, in a small village at the foot of a mountain,", False),
     ("explain", "The main reason why the sky looks blue during the day is that", False),
     (

@@ -7,15 +7,20 @@ from collections.abc import Sequence
 from onnxlm.runtime.prompt_lookup import LONGEST_MATCH, Draft
 
 # A longer call must promise this much more than a step: estimates are noisy, and a miss costs at once.
-_MARGIN = 1.1
+_MARGIN = 1.2
 # Shares of right guesses by match, before a text has shown its own: from 19 greedy texts of SmolLM2-135M
 # (copies, lists, code, prose), with the short matches rounded down, as prose is what loses by a guess.
 _FIRST_CHANCE = {2: 0.5, 3: 0.5, 4: 0.6, 5: 0.7, 6: 0.7, 7: 0.7, 8: 0.95}
 # Weight of the newest observation; the rest stays with what was known.
-_NEWEST_STEP, _NEWEST_SLOPE, _NEWEST_GUESS = 0.15, 0.3, 0.1
-# What a token more costs as a part of a step, before anything is measured.
-_FIRST_SLOPE = 0.25
-# How fast that comes back while nothing is looked at: a bad moment of the machine must not count for ever.
+_NEWEST_STEP, _NEWEST_CALL, _NEWEST_GUESS = 0.15, 0.2, 0.1
+# What a call of several tokens costs beyond a step before anything is measured, in steps: for being another
+# graph, whose threads must wake, and for every token more.
+_FIRST_JUMP, _FIRST_SLOPE = 1.0, 0.15
+# So many tokens weigh as much as the jump when both are learned from one number.
+_TOKENS_A_JUMP = 4
+# What else runs on the machine only ever adds: a call counts as at most so many times what was expected.
+_LONGEST_STEP, _LONGEST_CALL = 2.0, 1.5
+# How fast the first values come back while nothing is looked at: a bad moment must not count for ever.
 _FORGETTING = 0.02
 
 
@@ -27,33 +32,45 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._steps: dict[int, float] = {}  # seconds of a decode step
-        self._slopes: dict[int, float] = {}  # what a new token more of each row costs, in steps
+        self._calls: dict[int, tuple[float, float]] = {}  # jump and slope
 
     def add(self, rows: int, tokens: int, seconds: float) -> None:
         """Take note of a call; one new token a row is a decode step."""
         step = self._steps.get(rows)
-        # What else runs on the machine only ever adds: a long call counts as twice what was to be expected.
         if tokens == 1:
             known = seconds if step is None else step
-            self._steps[rows] = known + _NEWEST_STEP * (min(seconds, 2 * known) - known)
+            newest = min(seconds, _LONGEST_STEP * known)
+            self._steps[rows] = known + _NEWEST_STEP * (newest - known)
         elif step is not None:
-            known = self._slope(rows)
-            slope = max(0.0, seconds / step - 1) / (tokens - 1)
-            self._slopes[rows] = known + _NEWEST_SLOPE * (
-                min(slope, 2 * max(known, _FIRST_SLOPE)) - known
-            )
+            self._learn(rows, tokens, seconds / step)
 
     def ratio(self, rows: int, tokens: int) -> float:
         """What a call with so many new tokens a row costs, in decode steps of as many rows."""
-        return 1 + self._slope(rows) * (tokens - 1)
+        jump, slope = self._call(rows)
+        return 1.0 if tokens == 1 else 1 + jump + slope * (tokens - 1)
 
     def forget(self, rows: int) -> None:
-        """Believe a little less that more tokens are dear."""
-        slope = self._slope(rows)
-        self._slopes[rows] = slope + _FORGETTING * min(0.0, _FIRST_SLOPE - slope)
+        """Believe a little less that calls are dear."""
+        jump, slope = self._call(rows)
+        self._calls[rows] = (
+            jump + _FORGETTING * min(0.0, _FIRST_JUMP - jump),
+            slope + _FORGETTING * min(0.0, _FIRST_SLOPE - slope),
+        )
 
-    def _slope(self, rows: int) -> float:
-        return self._slopes.get(rows, _FIRST_SLOPE)
+    def _learn(self, rows: int, tokens: int, ratio: float) -> None:
+        """Normalized least mean squares: the line moves towards the newest point, along its own direction."""
+        expected = self.ratio(rows, tokens)
+        error = min(ratio, _LONGEST_CALL * expected) - expected
+        place = (tokens - 1) / _TOKENS_A_JUMP
+        moved = _NEWEST_CALL * error / (1 + place**2)
+        jump, slope = self._call(rows)
+        self._calls[rows] = (
+            max(0.0, jump + moved),
+            max(0.0, slope + moved * place / _TOKENS_A_JUMP),
+        )
+
+    def _call(self, rows: int) -> tuple[float, float]:
+        return self._calls.get(rows, (_FIRST_JUMP, _FIRST_SLOPE))
 
 
 class DraftPolicy:
