@@ -36,8 +36,12 @@ def _granite(config: Mapping[str, Any]) -> dict[str, float]:
 # Factors of weights, by the ends of their names, that make up for a family's own constants. Those make logits
 # small beside 1, where tolerances are absolute, and hide what is multiplied by them.
 _MAKE_UP: Mapping[str, Callable[[Mapping[str, Any]], dict[str, float]]] = {
-    "cohere": lambda config: {"model.norm.weight": 1 / config["logit_scale"]},
+    # Cooler queries: attention that picks single keys is flipped by what 8 bits round.
+    "cohere": lambda config: {"model.norm.weight": 1 / config["logit_scale"], "q_norm.weight": 0.25},
     "granite": _granite,
+    "opt": lambda config: (
+        {} if config.get("do_layer_norm_before", True) else {"lm_head.weight": 2.0}
+    ),
     "palm": lambda config: {"model.norm.weight": config["hidden_size"] ** 0.5},
 }
 
