@@ -37,7 +37,10 @@ def _granite(config: Mapping[str, Any]) -> dict[str, float]:
 # small beside 1, where tolerances are absolute, and hide what is multiplied by them.
 _MAKE_UP: Mapping[str, Callable[[Mapping[str, Any]], dict[str, float]]] = {
     # Cooler queries: attention that picks single keys is flipped by what 8 bits round.
-    "cohere": lambda config: {"model.norm.weight": 1 / config["logit_scale"], "q_norm.weight": 0.25},
+    "cohere": lambda config: {
+        "model.norm.weight": 1 / config["logit_scale"],
+        "q_norm.weight": 0.25,
+    },
     "granite": _granite,
     "opt": lambda config: (
         {} if config.get("do_layer_norm_before", True) else {"lm_head.weight": 2.0}
