@@ -86,11 +86,12 @@ def superseded(cache: Path, package: Package) -> Iterator[Path]:
             if not entry.is_dir():  # a lock
                 continue
             note = read_note(entry)
-            if note is None or not Path(note.package).is_dir():
-                yield entry
-                continue
-            replaced = note.package == path and note.digest != package.digest
-            if replaced or now - (entry / NOTE_NAME).stat().st_mtime > _UNUSED_S:
+            gone = (
+                note is None
+                or not Path(note.package).is_dir()
+                or (note.package == path and note.digest != package.digest)
+            )
+            if gone or now - (entry / NOTE_NAME).stat().st_mtime > _UNUSED_S:
                 yield entry
 
 
