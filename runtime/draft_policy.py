@@ -12,14 +12,15 @@ _MARGIN = 1.2
 # (copies, lists, code, prose), with the short matches rounded down, as prose is what loses by a guess.
 _FIRST_CHANCE = {2: 0.5, 3: 0.5, 4: 0.6, 5: 0.7, 6: 0.7, 7: 0.7, 8: 0.95}
 # Weight of the newest observation; the rest stays with what was known.
-_NEWEST_STEP, _NEWEST_CALL, _NEWEST_GUESS = 0.15, 0.2, 0.1
+_NEWEST_STEP, _NEWEST_CALL, _NEWEST_GUESS = 0.15, 0.6, 0.1
 # What a call of several tokens costs beyond a step before anything is measured, in steps: for being another
 # graph, whose threads must wake, and for every token more.
 _FIRST_JUMP, _FIRST_SLOPE = 1.0, 0.15
 # So many tokens weigh as much as the jump when both are learned from one number.
 _TOKENS_A_JUMP = 4
-# What else runs on the machine only ever adds: a call counts as at most so many times what was expected.
-_LONGEST_STEP, _LONGEST_CALL = 2.0, 1.5
+# What else runs on the machine only ever adds: a step counts as at most so many times what was expected. Of a
+# call the step that it is measured by may have been the slow one: it counts as so far off either way.
+_LONGEST_STEP, _FARTHEST_CALL = 2.0, 1.1
 # How fast the first values come back while nothing is looked at: a bad moment must not count for ever.
 _FORGETTING = 0.02
 
@@ -60,9 +61,9 @@ class StepCosts:
     def _learn(self, rows: int, tokens: int, ratio: float) -> None:
         """Normalized least mean squares: the line moves towards the newest point, along its own direction."""
         expected = self.ratio(rows, tokens)
-        error = min(ratio, _LONGEST_CALL * expected) - expected
+        seen = min(max(ratio, expected / _FARTHEST_CALL), expected * _FARTHEST_CALL)
         place = (tokens - 1) / _TOKENS_A_JUMP
-        moved = _NEWEST_CALL * error / (1 + place**2)
+        moved = _NEWEST_CALL * (seen - expected) / (1 + place**2)
         jump, slope = self._call(rows)
         self._calls[rows] = (
             max(0.0, jump + moved),

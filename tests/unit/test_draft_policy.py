@@ -11,7 +11,7 @@ STEP = 0.010
 SURE = Draft(list(range(10)), LONGEST_MATCH)
 
 
-def measured(slope: float, jump: float = 0.0, calls: int = 200) -> StepCosts:
+def measured(slope: float, jump: float = 0.0, calls: int = 30) -> StepCosts:
     """After many calls on a machine where one costs `jump` steps more, and each further token `slope`."""
     costs = StepCosts()
     for tokens in [1, 2, 5, 11] * calls:
@@ -19,7 +19,7 @@ def measured(slope: float, jump: float = 0.0, calls: int = 200) -> StepCosts:
     return costs
 
 
-@pytest.mark.parametrize(("slope", "jump"), [(0.05, 0.0), (0.3, 0.0), (0.15, 1.0), (1.2, 0.3)])
+@pytest.mark.parametrize(("slope", "jump"), [(0.05, 0.0), (0.3, 0.0), (1.2, 0.0), (0.15, 1.0)])
 def test_calls_of_any_length_tell_what_one_costs(slope: float, jump: float) -> None:
     costs = measured(slope, jump)
     assert costs.ratio(1, 1) == 1
@@ -35,7 +35,7 @@ def test_batches_of_other_sizes_are_told_apart() -> None:
 def test_one_bad_moment_moves_the_estimate_by_less_than_a_third() -> None:
     costs = measured(0.25)
     costs.add(1, 2, STEP * 100)
-    assert 1.25 < costs.ratio(1, 2) < 1.25 * 4 / 3
+    assert 0.25 < costs.ratio(1, 2) - 1 < 0.25 * 4 / 3
 
 
 def test_a_machine_that_was_busy_is_tried_again() -> None:
@@ -66,9 +66,7 @@ def test_guesses_that_never_come_true_are_given_up() -> None:
 
 def test_guesses_inside_a_draft_lengthen_the_match_of_those_behind_them() -> None:
     policy = DraftPolicy(measured(0.3))
-    for _ in range(60):
-        policy.learn(
-            NGRAM, 1, ended=True
-        )  # the first comes true, the second, at one token more, never
+    for _ in range(60):  # the first comes true; the second, behind one token more, never
+        policy.learn(NGRAM, 1, ended=True)
     assert policy.count([Draft(list(range(10)), NGRAM)]) == 1
     assert policy.count([Draft(list(range(10)), NGRAM + 1)]) == 0
