@@ -15,7 +15,7 @@ _FIRST_CHANCE = {2: 0.5, 3: 0.5, 4: 0.6, 5: 0.7, 6: 0.7, 7: 0.7, 8: 0.95}
 _NEWEST_STEP, _NEWEST_CALL, _NEWEST_GUESS = 0.15, 0.6, 0.1
 # What a call of several tokens costs beyond a step before anything is measured, in steps: for being another
 # graph, whose threads must wake, and for every token more.
-_FIRST_JUMP, _FIRST_SLOPE = 1.0, 0.15
+_FIRST_JUMP, _FIRST_SLOPE = 0.1, 0.16
 # So many tokens weigh as much as the jump when both are learned from one number.
 _TOKENS_A_JUMP = 4
 # What else runs on the machine only ever adds: a step counts as at most so many times what was expected. Of a

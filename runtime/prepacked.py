@@ -153,13 +153,13 @@ def open_files(prepared: PreparedGraphs, config: SessionConfig) -> dict[str, ort
     """Open all files at once: packing takes one thread a session, and Python's lock is not held."""
 
     def open_one(name: str, path: Path) -> ort.InferenceSession:
-        options = prepared.session_options(config)
-        if name == io_spec.PREFILL:
-            # Its threads would go on spinning for a while after a prompt, on the cores that decode wants.
-            options.add_session_config_entry("session.force_spinning_stop", "1")
         # Only steps of one shape can be recorded.
         capture = config.graph_capture and name == io_spec.DECODE
-        return open_session(path, dataclasses.replace(config, graph_capture=capture), options)
+        return open_session(
+            path,
+            dataclasses.replace(config, graph_capture=capture),
+            prepared.session_options(config),
+        )
 
     with ThreadPoolExecutor(len(prepared.paths)) as threads:
         opened = threads.map(open_one, prepared.paths, prepared.paths.values())

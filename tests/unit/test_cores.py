@@ -106,7 +106,7 @@ print(idle, time.process_time() - before)
 
 
 def test_nothing_burns_a_core_between_requests() -> None:
-    """Of the whole process: threads of a pool may spin for a moment, those of prefill not at all."""
+    """Of the whole process: threads of a pool may spin for a moment."""
     ran = subprocess.run(
         [sys.executable, "-c", IDLE, hot_package("ort").path],
         check=True,
@@ -114,5 +114,5 @@ def test_nothing_burns_a_core_between_requests() -> None:
         text=True,
     )
     after_generate, after_prefill = map(float, ran.stdout.split())
-    assert after_generate < 0.3
+    assert after_generate < 0.05
     assert after_prefill < 0.05
