@@ -34,8 +34,8 @@ HEAVY = frozenset(
     }
 )
 _RECORD = "session.record_ep_graph_assignment_info"
-# Threads wait awake for the next operator so long, and from step to step, before they sleep. By default they do so
-# for some 50 ms: a call of the other session meets them on the cores it wants, and a core burns for nothing.
+# Threads wait awake for the next operator so long, also from step to step, and then sleep. By default it is
+# some 50 ms: a call of the other session meets them on the cores it wants, and a core burns for nothing.
 _SPIN_US = 300
 _NO_MEMORY = re.compile(
     r"smaller than requested bytes|failed to allocate memory|out of memory|bad_alloc", re.IGNORECASE

@@ -175,11 +175,15 @@ def _refuse_unexpected(names: list[str], source: str) -> None:
 
 
 def _refuse_missing(parameters: Iterable[str], rules: Rules, source: str) -> None:
-    origins = NameMap({new: old for old, rule in rules.items() for new in targets(rule)})
+    spellings: dict[str, list[str]] = {}
+    for old, rule in rules.items():
+        for new in targets(rule):
+            spellings.setdefault(new, []).append(old)
+    origins = NameMap(spellings)
     names = []
     for parameter in parameters:
-        origin, place = origins.find(parameter) or (parameter, Place())
-        names.append(Place(place.layer, "*").fill(origin))
+        origin, place = origins.find(parameter) or ([parameter], Place())
+        names.append(" or ".join(Place(place.layer, "*").fill(name) for name in origin))
     if names:
         raise CheckpointError(
             f"{source}: tensors are missing: {listed(names)}",

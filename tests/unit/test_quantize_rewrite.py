@@ -227,6 +227,18 @@ def test_numbers_keep_their_bits(
     np.testing.assert_array_equal(read, tensor.dequantize())
 
 
+@pytest.mark.parametrize(("scale", "type_"), [(0.125, "FLOAT16"), (0.1, "FLOAT"), (1e6, "FLOAT")])
+def test_portable_graphs_store_scales_in_sixteen_bits_that_hold_them(
+    scale: float, type_: str
+) -> None:
+    codes = np.random.default_rng(0).integers(0, 256, (ROWS, 64), dtype=np.uint8)
+    tensor = QuantizedTensor(8, 32, codes, np.full((ROWS, 2), scale, np.float32), None)
+    model = rewrite(layer(64), {"w.weight": tensor}, "portable")
+    assert stored(model)["scale"] == type_
+    unit = np.eye(64, dtype=np.float32)[None]
+    np.testing.assert_array_equal(run(model, {"x": unit})["y"][0].T, tensor.dequantize())
+
+
 def tied(columns: int) -> ir.Model:
     body = """e = Gather (w.weight, input_ids)
         y = com.microsoft.FusedMatMul <transB=1> (e, w.weight)"""
