@@ -25,9 +25,10 @@ from onnxlm.runtime.sessions import Sessions
 from onnxlm.runtime.tokenizer import check_token_ids
 
 # Tokens of a prompt that run at once: activations stay bounded, matrix products stay large.
-PREFILL_CHUNK = 512
-# The same of all rows together, and the fewest columns that makes of it.
-_CALL_TOKENS, _FEWEST_COLUMNS = 2048, 64
+PREFILL_CHUNK = 256
+# Of all rows together: tokens, and tokens by columns, as a head has so many scores. And the fewest columns
+# that is made of it.
+_CALL_TOKENS, _CALL_SCORES, _FEWEST_COLUMNS = 2048, 1 << 21, 64
 
 
 class PromptCancelledError(Exception):
@@ -124,8 +125,7 @@ class Batch:
             self._choose((counts > start).tolist())
             order = self._places.rows[: self.cache.running]
             room = self.cache.room(counts[order] > start)
-            columns = keep or min(PREFILL_CHUNK, max(_CALL_TOKENS // len(order), _FEWEST_COLUMNS))
-            end = min(start + columns, start + room, longest)
+            end = min(start + (keep or self._call_columns()), start + room, longest)
             real = np.arange(start, end) < counts[order, None]
             self._make_room(end - start)
             piece = ids[order, start:end]
@@ -142,6 +142,13 @@ class Batch:
             start = end
         assert results is not None
         return results
+
+    def _call_columns(self) -> int:
+        """Tokens of each row that the next call of a prompt runs."""
+        rows = self.cache.running
+        total = int(self.cache.lengths.max()) + PREFILL_CHUNK
+        most = min(_CALL_TOKENS // rows, _CALL_SCORES // (rows * total))
+        return min(PREFILL_CHUNK, max(most, _FEWEST_COLUMNS))
 
     def decode_tokens(self, live: Flags | None = None) -> Ids:
         """One greedy step: run `tokens`, one a row, and put the arg-max there.

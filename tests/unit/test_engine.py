@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 import torch
 from support.batches import assert_behind, assert_close, both, hot, prefilled, some_ids
@@ -21,7 +22,10 @@ from support.runtime_models import (
 )
 
 from onnxlm.errors import InputError
+from onnxlm.runtime import engine
+from onnxlm.runtime.arrays import Ids
 from onnxlm.runtime.engine import PREFILL_CHUNK, Batch
+from onnxlm.runtime.kv_cache import KVCache
 
 
 @both
@@ -114,6 +118,26 @@ def test_a_prompt_of_several_chunks(lowering: str) -> None:
     assert batch.lengths.tolist() == [len(row) for row in rows]
     batch.set_tokens([1, 2, 3])
     assert_behind(batch.decode_logits(), [[*r, t] for r, t in zip(rows, [1, 2, 3], strict=True)])
+
+
+def test_calls_behind_a_long_past_are_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each head has scores of every new token by every column: of a call, never more than so many."""
+    run = engine.run_prefill
+    sizes: list[tuple[int, int]] = []
+
+    def counted(session: ort.InferenceSession, cache: KVCache, ids: Ids, *more: Any) -> object:
+        sizes.append((ids.shape[1], ids.size * (int(cache.lengths.max()) + ids.shape[1])))
+        return run(session, cache, ids, *more)
+
+    monkeypatch.setattr(engine, "run_prefill", counted)
+    monkeypatch.setattr(engine, "_CALL_SCORES", 2 * 50_000)
+    rows = some_ids(PREFILL_CHUNK + 130, PREFILL_CHUNK + 100)
+    batch = Batch(hot("ort"), 2)
+    assert_behind(batch.prefill_logits(rows), rows)
+    lengths, scores = zip(*sizes, strict=True)
+    assert len(lengths) > 2
+    assert lengths[0] > lengths[1] >= engine._FEWEST_COLUMNS
+    assert max(scores) <= 2 * 50_000
 
 
 @both

@@ -149,7 +149,7 @@ def test_a_profile_as_tables(found: Profile) -> None:
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        (Case(513, 8), "--prompt-tokens; found 513; allowed: up to 512"),
+        (Case(257, 8), "--prompt-tokens; found 257; allowed: up to 256"),
         (Case(8, 1), "--new-tokens; found 1; allowed: 2 or more"),
         (Case(500, 200), f"do not fit the context; found 700; allowed: up to {HOT_CONTEXT}"),
     ],

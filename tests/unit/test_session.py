@@ -32,6 +32,7 @@ from onnxlm.runtime.session import (
 
 NO_CUDA = "CUDAExecutionProvider" not in ort.get_available_providers()
 without_cuda = pytest.mark.skipif(not NO_CUDA, reason="this onnxruntime has CUDA")
+TILES = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 LACKS_CUDA = f"the installed onnxruntime {ort.__version__} has no CUDAExecutionProvider"
 
 
@@ -48,6 +49,29 @@ def test_options() -> None:
     config = SessionConfig(threads=3, options={"session.probe": "x"})
     assert options_of(config) == (3, "x")
     assert session_options(SessionConfig()).intra_op_num_threads == usable_cores()
+
+
+def test_how_long_threads_wait_awake_can_be_chosen() -> None:
+    key = "session.intra_op.spin_duration_us"
+    own = session_options(SessionConfig(options={key: "5000"}))
+    assert session_options(SessionConfig()).get_session_config_entry(key) == "300"
+    assert own.get_session_config_entry(key) == "5000"
+
+
+OPENS = "import os, sys; from onnxlm.runtime import load; load(sys.argv[1]); print(os.environ[sys.argv[2]])"
+
+
+@pytest.mark.parametrize(("given", "used"), [({}, "1"), ({TILES: "0"}, "0")])
+def test_attention_is_not_tiled_unless_asked_for(given: dict[str, str], used: str) -> None:
+    others = {name: value for name, value in os.environ.items() if name != TILES}
+    ran = subprocess.run(
+        [sys.executable, "-c", OPENS, hot_package("ort").path, TILES],
+        check=True,
+        capture_output=True,
+        text=True,
+        env=others | given,
+    )
+    assert ran.stdout == f"{used}\n"
 
 
 @pytest.mark.parametrize(

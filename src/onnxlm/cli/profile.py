@@ -42,7 +42,7 @@ class Profile:
 
     examples: ClassVar[tuple[str, ...]] = (
         "onnxlm profile smollm2-int8",
-        "onnxlm profile smollm2-int8 --prompt-tokens 512 --html out.html",
+        "onnxlm profile smollm2-int8 --prompt-tokens 256 --html out.html",
     )
 
     def run(self) -> None:
