@@ -14,6 +14,7 @@ from support.runtime_models import HOT_CONFIG, hot_oracle, hot_package
 from onnxlm.errors import PackageError
 from onnxlm.runtime.bench import Case
 from onnxlm.runtime.bench_package import package_work
+from onnxlm.runtime.engine import PREFILL_CHUNK
 from onnxlm.runtime.graph_cost import NodeCost, Work, node_costs, node_flops, work_of
 from onnxlm.runtime.graph_reader import Constant, read_graph
 
@@ -100,7 +101,7 @@ def test_a_package_reads_every_parameter_once_a_step() -> None:
 
 def test_a_long_prompt_reads_the_weights_once_a_call() -> None:
     work = package_work(hot_package())
-    (one, _), (two, _) = work(Case(512, 2)), work(Case(513, 2))
+    (one, _), (two, _) = work(Case(PREFILL_CHUNK, 2)), work(Case(PREFILL_CHUNK + 1, 2))
     assert two.bytes == 2 * one.bytes
 
 
