@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
@@ -58,20 +59,31 @@ def test_how_long_threads_wait_awake_can_be_chosen() -> None:
     assert own.get_session_config_entry(key) == "5000"
 
 
-OPENS = "import os, sys; from onnxlm.runtime import load; load(sys.argv[1]); print(os.environ[sys.argv[2]])"
+LOGITS = """
+import sys
+from onnxlm.runtime import load
+
+print(load(sys.argv[1], threads=1).logits([1 + number % 90 for number in range(200)]).tobytes().hex())
+"""
 
 
-@pytest.mark.parametrize(("given", "used"), [({}, "1"), ({TILES: "0"}, "0")])
-def test_attention_is_not_tiled_unless_asked_for(given: dict[str, str], used: str) -> None:
+def test_attention_is_not_tiled_unless_asked_for() -> None:
+    """Tiles are added up in another order: the same numbers, but not to the last bit."""
     others = {name: value for name, value in os.environ.items() if name != TILES}
-    ran = subprocess.run(
-        [sys.executable, "-c", OPENS, hot_package("ort").path, TILES],
-        check=True,
-        capture_output=True,
-        text=True,
-        env=others | given,
-    )
-    assert ran.stdout == f"{used}\n"
+    found = {}
+    for given in ("unset", "1", "0"):
+        ran = subprocess.run(
+            [sys.executable, "-c", LOGITS, hot_package("ort").path],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=others | ({} if given == "unset" else {TILES: given}),
+        )
+        found[given] = np.frombuffer(bytes.fromhex(ran.stdout), np.float32)
+    assert np.array_equal(found["unset"], found["1"])
+    assert not np.array_equal(found["unset"], found["0"])
+    largest = max(1.0, np.abs(found["0"]).max())
+    assert np.abs(found["unset"] - found["0"]).max() <= 1e-4 * largest
 
 
 @pytest.mark.parametrize(
