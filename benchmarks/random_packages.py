@@ -67,7 +67,7 @@ class Stepper:
         self.batch = Batch(self.model.sessions, 1)
         self.cached = cached
         # Room for all steps; what a cached column holds does not matter to the time.
-        self.batch.cache.grow(cached + steps + 1)
+        self.batch.cache.grow(cached + steps + 1, 1)
         generator = np.random.default_rng(0)
         self.tokens = generator.integers(0, 1 if one_token else VOCABULARY, (steps, 1))
         self.run()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Set
 from importlib.metadata import version
@@ -13,7 +12,7 @@ import torch
 
 from onnxlm import __version__, io_spec
 from onnxlm.errors import ExportError
-from onnxlm.export.lowerings import Lowering, find_lowering
+from onnxlm.export.lowerings import find_lowering
 from onnxlm.export.passes._merge import PARTS
 from onnxlm.export.pipeline import BuiltGraph, build_graphs
 from onnxlm.export.tracing import trace
@@ -23,6 +22,7 @@ from onnxlm.graphs.weights_file import write_graphs
 from onnxlm.io_spec import StateSpec
 from onnxlm.manifest import Manifest, ParameterSpec, Producer, WeightsSpec
 from onnxlm.models.checkpoint import Checkpoint, read
+from onnxlm.models.layers.decoder import DecoderLM
 from onnxlm.models.loading import load
 from onnxlm.package import Package, PackageWriter, check_destination
 from onnxlm.progress import Progress, silent
@@ -73,7 +73,8 @@ def export(
             lambda done, total: progress("write weights", done, total),
         )
         _write_side_files(writer.path, checkpoint)
-        return writer.finish(_manifest(checkpoint, graphs, chosen, precision, lowering))
+        states = _states(graphs[io_spec.DECODE].model.graph, chosen.state_update, model)
+        return writer.finish(_manifest(checkpoint, graphs, states, precision, lowering))
 
 
 def _write_side_files(folder: Path, checkpoint: Checkpoint) -> None:
@@ -90,7 +91,7 @@ def _write_side_files(folder: Path, checkpoint: Checkpoint) -> None:
 def _manifest(
     checkpoint: Checkpoint,
     graphs: Mapping[str, BuiltGraph],
-    lowering: Lowering,
+    states: tuple[StateSpec, ...],
     precision: str,
     lowering_name: str,
 ) -> Manifest:
@@ -106,7 +107,7 @@ def _manifest(
             name: describe(f"{name}.onnx", graph.model, graph.fusions)
             for name, graph in graphs.items()
         },
-        states=_states(decode, lowering.state_update),
+        states=states,
         weights=WeightsSpec(),
         vocab_size=config.vocab_size,
         context_length=config.max_position_embeddings,
@@ -115,8 +116,13 @@ def _manifest(
     )
 
 
-def _states(graph: ir.Graph, update: str) -> tuple[StateSpec, ...]:
-    """Every cache of a graph, from its own inputs and outputs."""
+def _states(graph: ir.Graph, update: str, model: DecoderLM) -> tuple[StateSpec, ...]:
+    """Every cache of a graph, from its own inputs and outputs; windows are the model's."""
+    windows = {
+        io_spec.past_name(layer, part): window
+        for layer, window in enumerate(model.windows)
+        for part in model.state_shapes[layer]
+    }
     presents = {value.name for value in graph.outputs}
     states = []
     for value in graph.inputs:
@@ -128,8 +134,17 @@ def _states(graph: ir.Graph, update: str) -> tuple[StateSpec, ...]:
             raise ValueError(f"{name} has no {present}, shape or type")
         shape = tuple(dim if isinstance(dim, int) else str(dim) for dim in value.shape)
         twin = io_spec.twin_of(present)
-        spec = StateSpec(name, present, value.dtype.numpy().name, shape, update)
-        states.append(dataclasses.replace(spec, twin=twin) if twin in presents else spec)
+        states.append(
+            StateSpec(
+                name,
+                present,
+                value.dtype.numpy().name,
+                shape,
+                update,
+                twin=twin if twin in presents else "",
+                window=windows[name],
+            )
+        )
     return tuple(states)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -20,7 +21,7 @@ from onnxlm.export.lowerings import Lowering
 from onnxlm.models.layers.decoder import DecoderLM
 
 # Sizes of the sample that is traced. All distinct, so that no axis can be mistaken for another.
-_SAMPLE_BATCH, _SAMPLE_NEW, _SAMPLE_PAST = 2, 5, 3
+_SAMPLE_BATCH, _SAMPLE_NEW, _SAMPLE_PAST, _SAMPLE_WINDOW_PAST = 2, 5, 11, 4
 
 
 class FlatDecoder(nn.Module):
@@ -40,6 +41,28 @@ class FlatDecoder(nn.Module):
         return logits.float(), *(tensor for cache in present for tensor in cache)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A state of a layer: its name there, its (heads, width), and whether older tokens may be left out."""
+
+    layer: int
+    name: str
+    shape: tuple[int, int]
+    windowed: bool
+
+    @property
+    def past(self) -> str:
+        return io_spec.past_name(self.layer, self.name)
+
+    @property
+    def present(self) -> str:
+        return io_spec.present_name(self.layer, self.name)
+
+    def sample(self) -> tuple[int, int, int]:
+        """Heads, columns and width of the sample."""
+        return self.shape[0], _SAMPLE_WINDOW_PAST if self.windowed else _SAMPLE_PAST, self.shape[1]
+
+
 def trace(model: DecoderLM, lowering: Lowering) -> ir.Model:
     """Trace a decoder once, for any batch, any number of new tokens and any past.
 
@@ -53,23 +76,26 @@ def trace(model: DecoderLM, lowering: Lowering) -> ir.Model:
         parameter's name.
     """
     weight = model.embed_tokens.weight
+    kept = zip(model.state_shapes, model.windows, strict=True)
     parts = [
-        (layer, part, shape)
-        for layer, kept in enumerate(model.state_shapes)
-        for part, shape in kept.items()
+        _Part(layer, name, shape, bool(window))
+        for layer, (shapes, window) in enumerate(kept)
+        for name, shape in shapes.items()
     ]
     past = [
-        weight.new_zeros((_SAMPLE_BATCH, heads, _SAMPLE_PAST, width))
-        for _, _, (heads, width) in parts
+        weight.new_zeros((_SAMPLE_BATCH, heads, columns, width))
+        for heads, columns, width in map(_Part.sample, parts)
     ]
     ids = torch.zeros((_SAMPLE_BATCH, _SAMPLE_NEW), dtype=torch.int64)
     mask = torch.ones((_SAMPLE_BATCH, _SAMPLE_PAST + _SAMPLE_NEW), dtype=torch.int64)
     dynamic = torch.export.Dim.DYNAMIC
+    # One name, one symbol: what is worked out from it is worked out once for all layers.
+    columns = {True: torch.export.Dim("window_past"), False: dynamic}
     rows_and_columns = {0: dynamic, 1: dynamic}
     shapes = {
         "input_ids": rows_and_columns,
         "attention_mask": rows_and_columns,
-        "past": [{0: dynamic, 2: dynamic}] * len(parts),
+        "past": [{0: dynamic, 2: columns[part.windowed]} for part in parts],
     }
     with _quiet(), torch.no_grad():
         program = torch.export.export(
@@ -78,8 +104,8 @@ def trace(model: DecoderLM, lowering: Lowering) -> ir.Model:
         with _among_decompositions(lowering):
             exported = _to_onnx(program, lowering.opset)
     graph_model: ir.Model = exported.model
-    _name_inputs_and_outputs(graph_model.graph, [(layer, part) for layer, part, _ in parts])
-    _name_axes(graph_model.graph)
+    _name_inputs_and_outputs(graph_model.graph, parts)
+    _name_axes(graph_model.graph, {part.past: part.windowed for part in parts})
     _name_initializers(graph_model.graph)
     return graph_model
 
@@ -126,44 +152,52 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _name_inputs_and_outputs(graph: ir.Graph, parts: Sequence[tuple[int, str]]) -> None:
-    inputs = [
-        io_spec.INPUT_IDS,
-        io_spec.ATTENTION_MASK,
-        *(io_spec.past_name(i, part) for i, part in parts),
-    ]
-    outputs = [io_spec.LOGITS, *(io_spec.present_name(i, part) for i, part in parts)]
+def _name_inputs_and_outputs(graph: ir.Graph, parts: Sequence[_Part]) -> None:
+    inputs = [io_spec.INPUT_IDS, io_spec.ATTENTION_MASK, *(part.past for part in parts)]
+    outputs = [io_spec.LOGITS, *(part.present for part in parts)]
     for values, names in ((graph.inputs, inputs), (graph.outputs, outputs)):
         for value, name in zip(values, names, strict=True):
             value.name = name
 
 
-def _name_axes(graph: ir.Graph) -> None:
-    """Replace the tracer's symbols (s72) by the project's axis names, in every recorded shape."""
+def _name_axes(graph: ir.Graph, windowed: Mapping[str, bool]) -> None:
+    """Replace the tracer's symbols (s72) by the project's axis names, in every recorded shape.
+
+    Args:
+        graph: Its inputs and outputs have their names.
+        windowed: Of each past, whether it may lack older tokens.
+    """
     expected: dict[str, tuple[str | None, ...]] = {
         io_spec.INPUT_IDS: (io_spec.BATCH, io_spec.SEQUENCE),
         io_spec.ATTENTION_MASK: (io_spec.BATCH, io_spec.TOTAL),
     }
-    past = (io_spec.BATCH, None, io_spec.PAST, None)
+    for past, short in windowed.items():
+        columns = io_spec.WINDOW_PAST if short else io_spec.PAST
+        expected[past] = (io_spec.BATCH, None, columns, None)
     symbols: dict[str, str] = {}
     for value in graph.inputs:
-        for dim, name in zip(_shape(value), expected.get(value.name or "", past), strict=True):
+        for dim, name in zip(_shape(value), expected[value.name or ""], strict=True):
             if isinstance(dim, ir.SymbolicDim) and name is not None:
                 symbols[str(dim.value)] = name
-    grown = {f"{a} + {b}" for a in symbols for b in symbols}
+    grown = {
+        sum_: _TOTALS[a]
+        for symbol, a in symbols.items()
+        for other, b in symbols.items()
+        if a in _TOTALS and b == io_spec.SEQUENCE
+        for sum_ in (f"{symbol} + {other}", f"{other} + {symbol}")
+    }
     values = [*graph.inputs, *(v for node in graph for v in node.outputs)]
     for value in values:
         if value.shape is not None:
-            value.shape = ir.Shape([_rename_axis(dim, symbols, grown) for dim in value.shape])
+            value.shape = ir.Shape([_rename_axis(dim, symbols | grown) for dim in value.shape])
 
 
-def _rename_axis(dim: Any, symbols: dict[str, str], grown: set[str]) -> Any:
-    if not isinstance(dim, ir.SymbolicDim):
-        return dim
-    if str(dim.value) in symbols:
-        return symbols[str(dim.value)]
-    # The one sum of two axes in these graphs is past + new.
-    return io_spec.TOTAL if str(dim.value) in grown else None
+# What a past is with the new columns behind it: the one sum of two axes in these graphs.
+_TOTALS = {io_spec.PAST: io_spec.TOTAL, io_spec.WINDOW_PAST: io_spec.WINDOW_TOTAL}
+
+
+def _rename_axis(dim: Any, names: Mapping[str, str]) -> Any:
+    return names.get(str(dim.value)) if isinstance(dim, ir.SymbolicDim) else dim
 
 
 def _shape(value: ir.Value) -> ir.Shape:

@@ -46,7 +46,7 @@ def observe(
         progress: Told of the windows done.
     """
     session = _session(model, folder, names)
-    empty = {state.past: np.zeros(_empty(state), dtype=state.dtype) for state in states}
+    empty = {state.past: np.zeros(state.sized(1, 0), dtype=state.dtype) for state in states}
     for done, window in enumerate(windows):
         progress("calibrate", done, len(windows))
         ids = np.array([window], dtype=np.int64)
@@ -81,8 +81,3 @@ def _session(model: ir.Model, folder: Path, names: Sequence[str]) -> ort.Inferen
     options.add_session_config_entry("session.disable_prepacking", "1")
     data = ir.to_proto(watched).SerializeToString()
     return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-
-
-def _empty(state: StateSpec) -> tuple[int, ...]:
-    sizes = {io_spec.BATCH: 1, io_spec.PAST: 0}
-    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in state.shape)

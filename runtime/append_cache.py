@@ -13,11 +13,21 @@ from onnxlm.runtime.arrays import Flags, Ids
 from onnxlm.runtime.cache_rows import reordered
 from onnxlm.runtime.device_buffers import Device, resized
 from onnxlm.runtime.memory_budget import affordable
-from onnxlm.runtime.state_buffers import bytes_at, empty_buffers, past_axis
+from onnxlm.runtime.state_buffers import (
+    ROOM,
+    bytes_at,
+    empty_buffers,
+    rewindable,
+    tokens_kept,
+    widest_window,
+    window_columns,
+)
 
 
 class AppendCache:
     """Each call returns past and new columns, padding and all, in a new buffer; the mask tells them apart.
+
+    States with a sliding window hold the last of the mask's columns.
 
     Args:
         states: The package's states.
@@ -27,6 +37,7 @@ class AppendCache:
     """
 
     partial = False
+    evicted = None
 
     def __init__(
         self,
@@ -39,6 +50,8 @@ class AppendCache:
         self._device = device
         self._budget = budget
         self.running = rows
+        self._window = widest_window(states)
+        self._windowed = 0  # columns of states with a window
         self._mask: Ids = np.zeros((rows, 0), dtype=np.int64)
         self._next = self._mask
         self.buffers = empty_buffers(states, rows, device)
@@ -52,7 +65,8 @@ class AppendCache:
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return bytes_at(self._states, *self._mask.shape)
+        rows, columns = self._mask.shape
+        return bytes_at(self._states, rows, columns, self._windowed)
 
     def run_first(self, rows: int) -> None:
         """All rows run: what one call puts out is the next one's past, of every row."""
@@ -75,15 +89,27 @@ class AppendCache:
         """The mask; a row that does not count gets padding."""
         return self.chunk_mask(np.array(live, dtype=np.bool_)[:, None])
 
-    def fits(self, columns: int) -> bool:
+    def evict(self, call: int) -> None:
+        """Cut off columns that no row needs; one that ended long since needs those of its last tokens."""
+        if self._window and self._windowed >= tokens_kept(self._window) + ROOM:
+            kept = self._columns_needed()
+            if self._windowed - kept >= ROOM:
+                self._cut_windowed(self._windowed - kept, kept)
+
+    def fits(self, columns: int, call: int) -> bool:
         """Never: the last call's presents are pasts now."""
         return False
 
-    def grow(self, columns: int) -> None:
+    def grow(self, columns: int, call: int) -> None:
         """Nothing but a look at the bytes: the graph makes the room."""
         rows, held = self._mask.shape
         needed = held + columns
-        affordable(lambda count: bytes_at(self._states, rows, count), needed, needed, self._budget)
+        windowed = window_columns(self._window, self._windowed + columns, call)
+
+        def size(count: int) -> int:
+            return bytes_at(self._states, rows, count, windowed)
+
+        affordable(size, needed, needed, self._budget)
 
     def bind(self, binding: ort.IOBinding) -> None:
         """Bind the pasts; the presents are allocated by the run."""
@@ -93,27 +119,31 @@ class AppendCache:
 
     def commit(self, binding: ort.IOBinding) -> None:
         """Take the presents as the next pasts."""
+        self._windowed += self._next.shape[1] - self._mask.shape[1]
         self._mask = self._next
         presents = binding.get_outputs()[-len(self._states) :]
         for state, present in zip(self._states, presents, strict=True):
             self.buffers[state.past] = present
 
-    def rewind(self, lengths: Ids) -> None:
+    def rewind(self, lengths: Ids) -> Ids:
         """Mark what is forgotten as padding; columns that only end in padding are cut off."""
+        before = self._mask.shape[1] - self._windowed
+        lengths = rewindable(lengths, self._mask[:, :before].sum(axis=1), self._window)
         mask = self._mask * (self._mask.cumsum(axis=1) <= lengths[:, None])
         width = int(np.flatnonzero(mask.sum(axis=0)).max(initial=-1)) + 1
         if width < mask.shape[1]:
+            self._windowed = max(0, width - before)
             for state in self._states:
-                self.buffers[state.past] = resized(
-                    self.buffers[state.past], past_axis(state), width, width, self._device
-                )
+                kept = self._windowed if state.window else width
+                self._resize(state, kept)
         self._mask = mask[:, :width]
+        return lengths
 
     def reorder(self, rows: Ids) -> None:
         """Copy rows that move, their padding too."""
         for state in self._states:
             self.buffers[state.past] = reordered(
-                self.buffers[state.past], state, rows, self._mask.shape[1], self._device
+                self.buffers[state.past], state, rows, self._used(state), self._device
             )
         self._mask = self._mask[rows]
         self.running = rows.size
@@ -121,12 +151,30 @@ class AppendCache:
     def fork(self) -> AppendCache:
         """The same columns, padding too, in new buffers."""
         other = AppendCache(self._states, len(self._mask), self._device, self._budget)
-        other._mask = self._mask
-        width = self._mask.shape[1]
-        other.buffers = {
-            state.past: resized(
-                self.buffers[state.past], past_axis(state), width, width, self._device
-            )
-            for state in self._states
-        }
+        other._mask, other._windowed = self._mask, self._windowed
+        other.buffers = dict(self.buffers)
+        for state in self._states:
+            other._resize(state, other._used(state))
         return other
+
+    def _used(self, state: StateSpec) -> int:
+        return self._windowed if state.window else self._mask.shape[1]
+
+    def _resize(self, state: StateSpec, columns: int, skipped: int = 0) -> None:
+        """A new buffer for a state, of some columns of the old one."""
+        self.buffers[state.past] = resized(
+            self.buffers[state.past], state.column_axis, columns, columns, self._device, skipped
+        )
+
+    def _cut_windowed(self, skipped: int, kept: int) -> None:
+        self._windowed = kept
+        for state in self._states:
+            if state.window:
+                self._resize(state, kept, skipped)
+
+    def _columns_needed(self) -> int:
+        """How many of the last columns hold the last tokens of each row that are to stay."""
+        kept = np.minimum(self.lengths, tokens_kept(self._window))
+        behind = self._mask[:, ::-1].cumsum(axis=1)  # tokens of the last 1, 2, .. columns
+        needed = (behind < kept[:, None]).sum(axis=1) + 1
+        return int(needed[kept > 0].max(initial=0))

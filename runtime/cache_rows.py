@@ -1,6 +1,8 @@
-"""Rows of a cache buffer in another order: beams that go on from others, rows that double."""
+"""Rows of a cache buffer: in another order, as beams go on from others; without their first columns."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import onnxruntime as ort
@@ -35,7 +37,7 @@ def reordered(
     if axis == 0 and not on_host(device):
         return taken(buffer, rows, device)
     columns = [slice(None)] * len(state.shape)
-    columns[state.shape.index(io_spec.PAST)] = slice(used)
+    columns[state.column_axis] = slice(used)
     whole = buffer.numpy()
     held = np.moveaxis(whole[tuple(columns)], axis, 0)
     if rows.size == len(held) and on_host(device):
@@ -45,6 +47,31 @@ def reordered(
     new = np.zeros(shape, dtype=whole.dtype)
     np.moveaxis(new[tuple(columns)], axis, 0)[:] = held[rows]
     return ort.OrtValue.ortvalue_from_numpy(new, *device)
+
+
+def drop_first(
+    buffer: ort.OrtValue,
+    state: StateSpec,
+    counts: Sequence[int],
+    used: Sequence[int],
+    device: tuple[str, int],
+) -> None:
+    """Let what a row holds behind its first columns begin at the buffer's first; the buffer stays.
+
+    Args:
+        buffer: The state's buffer.
+        state: Its description.
+        counts: How many columns of each row go.
+        used: How many of each row hold anything.
+        device: Where the buffer is. From a device it comes over the processor's memory.
+    """
+    whole = buffer.numpy()
+    rows = np.moveaxis(whole, (state.shape.index(io_spec.BATCH), state.column_axis), (0, 1))
+    for row, (count, end) in enumerate(zip(counts, used, strict=True)):
+        if count:
+            rows[row, : end - count] = rows[row, count:end]
+    if not on_host(device):
+        buffer.update_inplace(whole)
 
 
 def _move(held: NDArray[np.generic], sources: dict[int, int]) -> None:

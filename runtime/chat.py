@@ -243,7 +243,7 @@ class Chat:
         self.stop()
         # One token must run even if all are known: their logits are gone.
         known = min(_common_prefix(self.token_ids, ids), len(ids) - 1)
-        self._batch.rewind(known)
+        known = int(self._batch.rewind(known)[0])
         self._reply = self._model.stream_after(self._batch, ids[known:], params, ids[:known])
         self._messages, self._sent, self._begun = messages, ids, begun
         return self._reply

@@ -52,8 +52,10 @@ def placed(array: NDArray[Any], device: Device) -> ort.OrtValue:
         raise memory_error(find_provider(device[0]).ort_name, error) from error
 
 
-def resized(buffer: ort.OrtValue, axis: int, kept: int, size: int, device: Device) -> ort.OrtValue:
-    """A new buffer that begins with what another begins with; the rest is zero.
+def resized(
+    buffer: ort.OrtValue, axis: int, kept: int, size: int, device: Device, skipped: int = 0
+) -> ort.OrtValue:
+    """A new buffer that begins with what another holds; the rest is zero.
 
     Zeros, not empty memory: a kernel that multiplies an unused tail by 0 must not meet a NaN.
 
@@ -63,34 +65,41 @@ def resized(buffer: ort.OrtValue, axis: int, kept: int, size: int, device: Devic
         kept: Entries along it that are taken over.
         size: Entries along it of the new buffer.
         device: Where both are.
+        skipped: Entries before those that are taken over.
     """
     shape = [*buffer.shape()]
     shape[axis] = size
     if on_host(device):
         held = buffer.numpy()
         new = np.zeros(shape, dtype=held.dtype)
-        first = (*(slice(None) for _ in range(axis)), slice(kept))
-        new[first] = held[first]
+        before = tuple(slice(None) for _ in range(axis))
+        new[*before, slice(kept)] = held[*before, slice(skipped, skipped + kept)]
         return ort.OrtValue.ortvalue_from_numpy(new)
     if not kept:
         return placed(np.zeros(shape, dtype=_DTYPES[buffer.data_type()]), device)
     rows = np.arange(shape[0])
     # Twice, as a pad cuts off or adds: what follows the kept entries is dropped, then zeros come.
     if kept != buffer.shape()[axis]:
-        buffer = _moved(buffer, rows, axis, kept - buffer.shape()[axis], device)
-    return _moved(buffer, rows, axis, size - kept, device)
+        behind = kept + skipped - buffer.shape()[axis]
+        buffer = _moved(buffer, rows, axis, (-skipped, behind), device)
+    return _moved(buffer, rows, axis, (0, size - kept), device)
 
 
 def taken(buffer: ort.OrtValue, rows: NDArray[np.int64], device: Device) -> ort.OrtValue:
     """A new buffer whose row i, along the first axis, is row `rows[i]` of another; both are on a device."""
-    return _moved(buffer, rows, 0, 0, device)
+    return _moved(buffer, rows, 0, (0, 0), device)
 
 
 def _moved(
-    buffer: ort.OrtValue, rows: NDArray[np.int64], axis: int, more: int, device: Device
+    buffer: ort.OrtValue,
+    rows: NDArray[np.int64],
+    axis: int,
+    more: tuple[int, int],
+    device: Device,
 ) -> ort.OrtValue:
+    """The rows, with more entries along an axis before and behind them, or fewer."""
     pads = np.zeros((2, len(buffer.shape())), dtype=np.int64)
-    pads[1, axis] = more
+    pads[:, axis] = more
     session = _mover(buffer.data_type(), device)
     binding = session.io_binding()
     binding.bind_ortvalue_input("x", buffer)

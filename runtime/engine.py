@@ -116,7 +116,8 @@ class Batch:
         """Run the rows in chunks, or in one of which `keep` logits are wanted; `output` behind each row."""
         ids, counts = self._padded(rows, some)
         longest = ids.shape[1]
-        self._make_room(longest)  # refused before any work is done
+        call = min(longest, keep or PREFILL_CHUNK)
+        self._make_room(longest, call)  # refused before any work is done
         results: NDArray[Any] | None = None
         start = 0
         while start < longest:
@@ -127,7 +128,7 @@ class Batch:
             room = self.cache.room(counts[order] > start)
             end = min(start + (keep or self._call_columns()), start + room, longest)
             real = np.arange(start, end) < counts[order, None]
-            self._make_room(end - start)
+            self._make_room(end - start, end - start)
             piece = ids[order, start:end]
             result = run_prefill(self._sessions.prefill, self.cache, piece, real, (output, keep))
             if len(order) == 1 == self.rows:
@@ -183,7 +184,7 @@ class Batch:
     def _step(self, output: str, live: Flags | None) -> None:
         alive = [True] * self.rows if live is None else live.tolist()
         self._check_room(alive)
-        self._make_room(1)
+        self._make_room(1, 1)
         self._choose(alive)
         running = self.cache.running
         mask = self.cache.step_mask(alive if running == self.rows else [1] * running)
@@ -220,8 +221,12 @@ class Batch:
         other.rewind(self.lengths)
         return other
 
-    def rewind(self, lengths: int | Ids) -> None:
+    def rewind(self, lengths: int | Ids) -> Ids:
         """Forget all but the first tokens of each row, int64 [B] or one number for all.
+
+        Returns:
+            int64 [B], how many each row still has: those, or none, where a sliding window has lost tokens
+            that the next one would see.
 
         Raises:
             InputError: A row has fewer tokens.
@@ -234,7 +239,9 @@ class Batch:
                 allowed=f"0 to {self.lengths.tolist()}",
             )
         if (wanted < self.lengths).any():
-            self.cache.rewind(wanted[self._places.rows])
+            kept = self.cache.rewind(wanted[self._places.rows])
+            return self._places.by_row(kept)
+        return wanted
 
     def reorder(self, rows: Ids) -> None:
         """Let row i go on from what row `rows[i]` holds, int64 [new B]; a row may be taken several times.
@@ -260,7 +267,7 @@ class Batch:
             InputError: As in `prefill_tokens`.
         """
         ids, counts = self._padded(rows)
-        self._make_room(ids.shape[1])
+        self._make_room(ids.shape[1], ids.shape[1])
         self._choose([True] * self.rows)
         order = self._places.rows
         if graph == io_spec.DECODE:
@@ -269,6 +276,8 @@ class Batch:
             mask = self.cache.chunk_mask(np.arange(ids.shape[1]) < counts[order, None])
         pasts = {name: buffer.numpy() for name, buffer in self.cache.buffers.items()}
         feeds = {io_spec.ATTENTION_MASK: mask, **pasts}
+        if self.cache.evicted is not None:
+            feeds[io_spec.EVICTED] = self.cache.evicted.numpy()
         return {io_spec.INPUT_IDS: ids} | {n: self._places.by_row(a) for n, a in feeds.items()}
 
     def _padded(self, rows: Sequence[Sequence[int]], some: bool = False) -> tuple[Ids, Ids]:
@@ -300,7 +309,9 @@ class Batch:
                 fix="shorten the prompt or ask for fewer new tokens",
             )
 
-    def _make_room(self, columns: int) -> None:
-        if not self.cache.fits(columns):
+    def _make_room(self, columns: int, call: int) -> None:
+        """Room for new columns, of which one call has so many."""
+        self.cache.evict(call)
+        if not self.cache.fits(columns, call):
             self._steps.forget()  # first, so that old buffers go while new ones come
-            self.cache.grow(columns)
+            self.cache.grow(columns, call)

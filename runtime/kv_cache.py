@@ -21,8 +21,8 @@ from onnxlm.runtime.in_place_cache import InPlaceCache
 class KVCache(Protocol):
     """What a batch asks of its caches.
 
-    A call goes: `fits` or `grow`, mask, `bind`, run, `commit`. Nothing counts as cached before `commit`, so a
-    call that fails leaves what was.
+    A call goes: `evict`, `fits` or `grow`, mask, `bind`, run, `commit`. Nothing counts as cached before
+    `commit`, so a call that fails leaves what was.
 
     Between two decode steps the processor's caches hold weights, so there numpy is slow and is called little.
 
@@ -30,9 +30,11 @@ class KVCache(Protocol):
         buffers: The next call's pasts, by graph input.
         partial: Whether a call may leave out the last rows.
         running: Rows that the next call runs, from the first on; B where `partial` is false.
+        evicted: What the next call's `io_spec.EVICTED` is; None where graphs have no such input.
     """
 
     buffers: dict[str, ort.OrtValue]
+    evicted: ort.OrtValue | None
     partial: bool
     running: int
 
@@ -62,11 +64,17 @@ class KVCache(Protocol):
         It may be the last step's array, changed.
         """
 
-    def fits(self, columns: int) -> bool:
-        """Whether a call with S columns uses the buffers that the last call used."""
+    def evict(self, call: int) -> None:
+        """Have layers with a sliding window forget tokens, if a call of so many columns needs their room.
 
-    def grow(self, columns: int) -> None:
-        """Make room for S columns.
+        No token that a later one sees goes, and a few more stay, see `rewind`.
+        """
+
+    def fits(self, columns: int, call: int) -> bool:
+        """Whether S columns, so many of them in a call, use the buffers that the last call used."""
+
+    def grow(self, columns: int, call: int) -> None:
+        """Make room for S columns, so many of them in a call.
 
         Raises:
             InputError: It would take more bytes than are allowed.
@@ -78,8 +86,13 @@ class KVCache(Protocol):
     def commit(self, binding: ort.IOBinding) -> None:
         """Take note of a call that has run: the tokens of its mask, and the presents it put out."""
 
-    def rewind(self, lengths: Ids) -> None:
-        """Forget what each row has behind its first tokens, int64 [B]."""
+    def rewind(self, lengths: Ids) -> Ids:
+        """Forget what each row has behind its first tokens, int64 [B].
+
+        Returns:
+            int64 [B], how many each row still has: those, or none where a sliding window has lost tokens that
+            the next one would see.
+        """
 
     def reorder(self, rows: Ids) -> None:
         """Let row i go on from what row `rows[i]` holds, int64 [new B]; a row that stays is not copied.

@@ -115,11 +115,12 @@ def count_kernels(events: Iterable[Mapping[str, Any]]) -> tuple[Counts, dict[str
 def _feeds(inputs: Iterable[TensorSpec], in_place: bool) -> dict[str, NDArray[Any]]:
     """One new token behind what fills the rest of a row."""
     past = _COLUMNS if in_place else _COLUMNS - 1
-    sizes = {io_spec.BATCH: 1, io_spec.SEQUENCE: 1, io_spec.PAST: past, io_spec.TOTAL: _COLUMNS}
+    sizes = {io_spec.BATCH: 1, io_spec.SEQUENCE: 1, io_spec.TOTAL: _COLUMNS}
+    sizes |= dict.fromkeys((io_spec.PAST, io_spec.WINDOW_PAST), past)
     feeds: dict[str, NDArray[Any]] = {}
     for spec in inputs:
         shape = [sizes[dim] if isinstance(dim, str) else dim for dim in spec.shape]
-        if spec.name != io_spec.LOGITS_TO_KEEP:  # has a default
+        if spec.name not in io_spec.OPTIONAL:
             feeds[spec.name] = np.zeros(shape, dtype=spec.dtype)
     feeds[io_spec.ATTENTION_MASK][:] = 1
     return feeds

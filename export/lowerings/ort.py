@@ -53,11 +53,13 @@ def _cached_attention(
     total = torch.scalar_tensor(attention_mask.shape[1], dtype=torch.int32)
     query_lengths = attention_mask[:, -new_tokens:].sum(1).to(torch.int32)
     inputs = [query, key, value, past_key, past_value, seqlens_k, total, cos, sin]
+    # A cache that has lost its first columns (`window_cache`) no longer tells positions.
+    rotated_at = position_ids if sliding_window and cos is not None else None
     batch, heads, columns = past_key.shape[:3]
     present = (batch, heads, columns + new_tokens, width)
     outputs = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
-        [*inputs, None, bias, sinks, *[None] * 4, query_lengths],
+        [*inputs, rotated_at, bias, sinks, *[None] * 4, query_lengths],
         {
             "num_heads": num_heads,
             "kv_num_heads": num_kv_heads,
@@ -198,5 +200,6 @@ LOWERING = Lowering(
         "merged_gate_up",
         "skip_norm",
         "latent_cache",
+        "window_cache",
     ),
 )

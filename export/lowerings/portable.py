@@ -8,7 +8,7 @@ from torch import Tensor
 import onnxlm.models.layers.latent_attention  # noqa: F401  registers the op
 from onnxlm.export.lowerings import Lowering
 from onnxlm.export.lowerings._rotary import rotate, turn
-from onnxlm.models.layers.cached_attention import visible_columns
+from onnxlm.models.layers.cached_attention import columns_held, visible_columns
 from onnxlm.models.layers.distance_bias import by_distance
 from onnxlm.models.layers.experts import GateSpec, gated
 
@@ -47,7 +47,8 @@ def _cached_attention(
 
     present_key = torch.cat((past_key, heads_first(key, num_kv_heads)), dim=2)
     present_value = torch.cat((past_value, heads_first(value, num_kv_heads)), dim=2)
-    visible = visible_columns(attention_mask, new_tokens, sliding_window)
+    mask = columns_held(attention_mask, present_key.shape[2]) if sliding_window else attention_mask
+    visible = visible_columns(mask, new_tokens, sliding_window)
     cached = (present_key, present_value)
     if sinks is not None:
         # A column of zeros behind the caches: its key has score 0, which the mask makes the sink's.

@@ -99,6 +99,11 @@ class Attention(nn.Module):
         shape = (self.spec.num_kv_heads, self.head_dim)
         return {"key": shape, "value": shape}
 
+    @property
+    def window(self) -> int:
+        """Tokens that a query sees, its own included; 0 means all."""
+        return self.spec.sliding_window
+
     def forward(self, x: Tensor, cache: Cache, context: AttentionContext) -> tuple[Tensor, Cache]:
         """x [B, S, hidden_size], cache 2 x [B, Hkv, P, D] -> output like x, cache 2 x [B, Hkv, P + S, D]."""
         query = self._normed(self.q_proj(x), self.q_norm)

@@ -64,6 +64,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return torch.cat((turned, rest), dim=-1)
 
 
+def columns_held(attention_mask: Tensor, columns: int) -> Tensor:
+    """The mask [B, <= T] of a cache that may have lost its first columns: they are before the window."""
+    return attention_mask[:, attention_mask.shape[1] - columns :]
+
+
 def visible_columns(attention_mask: Tensor, new_tokens: int, sliding_window: int) -> Tensor:
     """Which cache columns each new token may read.
 
@@ -156,7 +161,8 @@ def _reference(
         key = rotate(key, cos, sin, spec.interleaved)
     key = torch.cat((cache[0], key), dim=2)
     value = torch.cat((cache[1], value), dim=2)
-    visible = visible_columns(attention_mask, new_tokens, spec.sliding_window)
+    mask = columns_held(attention_mask, key.shape[2]) if spec.sliding_window else attention_mask
+    visible = visible_columns(mask, new_tokens, spec.sliding_window)
     return attend(query, key, value, visible, spec, bias, sinks), key, value
 
 
@@ -226,7 +232,8 @@ def cached_attention(
         query: [B, S, H * D].
         key: [B, S, Hkv * D], not yet rotated.
         value: [B, S, Hkv * D].
-        cache: Past keys (rotated) and values, each [B, Hkv, P, D].
+        cache: Past keys (rotated) and values, each [B, Hkv, P, D]; with a window they may lack the first of
+            the P columns.
         attention_mask: int64 [B, P + S], 1 for a real token, 0 for padding.
         position_ids: int64 [B, S], position of each new token within its row.
         tables: Rotary cosines and sines, each [M, R/2]; None for a model without rotary positions.

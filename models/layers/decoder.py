@@ -75,7 +75,8 @@ class DecoderLM(nn.Module):
 
     Args:
         embedding: Token table.
-        layers: The decoder layers; each has an attention block `self_attn` that says its `state_shapes`.
+        layers: The decoder layers; each has an attention block `self_attn` that says its `state_shapes`, and
+            its `window` where it has one.
         norm: Final norm; None for none.
         lm_head: Projection to the vocabulary; tie it by sharing `embedding.weight`.
         positions: Positions of the tokens.
@@ -128,6 +129,16 @@ class DecoderLM(nn.Module):
     def state_shapes(self) -> list[dict[str, tuple[int, int]]]:
         """(heads, width) of each tensor that is kept a token, by its name, a layer."""
         return [cast(Any, layer).self_attn.state_shapes for layer in self.layers]
+
+    @property
+    def windows(self) -> list[int]:
+        """Tokens that a layer's queries see of its states, which may lack older ones; 0 for all of them.
+
+        All where scores have a bias: it has a column for every token.
+        """
+        if self.bias_table is not None:
+            return [0] * len(self.layers)
+        return [getattr(cast(Any, layer).self_attn, "window", 0) for layer in self.layers]
 
     def empty_cache(self, batch_size: int) -> list[Cache]:
         """Caches without a column: [B, heads, 0, width] for each state of a layer."""

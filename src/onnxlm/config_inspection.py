@@ -89,7 +89,7 @@ def _inspect_known(
         context_length=config.max_position_embeddings,
         components=components_of(sizes, shapes, config.tie_word_embeddings),
         kv_cache=kv_cache_of(
-            states_of(module.state_shapes, f"float{8 * width}"),
+            states_of(module.state_shapes, module.windows, f"float{8 * width}"),
             config.num_attention_heads,
             kv_lengths,
             config.max_position_embeddings,
@@ -125,12 +125,15 @@ def parse(raw: Mapping[str, Any], source: str) -> tuple[ModelConfig, DecoderLM]:
 
 
 def states_of(
-    layers: Sequence[Mapping[str, tuple[int, int]]], dtype: str = "float32"
+    layers: Sequence[Mapping[str, tuple[int, int]]],
+    windows: Sequence[int],
+    dtype: str = "float32",
 ) -> list[StateSpec]:
     """The states that a package of a model has.
 
     Args:
         layers: (heads, width) of each state by its name, a layer.
+        windows: Of each layer, 0 for none.
         dtype: Element type.
     """
     return [
@@ -138,10 +141,11 @@ def states_of(
             io_spec.past_name(i, part),
             io_spec.present_name(i, part),
             dtype,
-            (io_spec.BATCH, heads, io_spec.PAST, width),
+            (io_spec.BATCH, heads, io_spec.WINDOW_PAST if window else io_spec.PAST, width),
             "in_place",
+            window=window,
         )
-        for i, kept in enumerate(layers)
+        for i, (kept, window) in enumerate(zip(layers, windows, strict=True))
         for part, (heads, width) in kept.items()
     ]
 
@@ -158,7 +162,10 @@ def _inspect_foreign(
     if any(str(name).endswith(_DECODERS) for name in raw.get("architectures") or ()):
         shape = (_kv_heads(config), _head_dim(config))
         cache = kv_cache_of(
-            states_of([dict.fromkeys(("key", "value"), shape)] * config.num_layers),
+            states_of(
+                [dict.fromkeys(("key", "value"), shape)] * config.num_layers,
+                [0] * config.num_layers,
+            ),
             config.num_attention_heads,
             kv_lengths,
             context,

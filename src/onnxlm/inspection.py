@@ -153,7 +153,7 @@ def _inspect_checkpoint(checkpoint: Checkpoint, kv_lengths: Sequence[int] | None
             config.tie_word_embeddings,
         ),
         kv_cache=kv_cache_of(
-            states_of(module.state_shapes),
+            states_of(module.state_shapes, module.windows),
             config.num_attention_heads,
             kv_lengths,
             config.max_position_embeddings,

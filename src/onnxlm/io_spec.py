@@ -4,7 +4,9 @@ The names are those that the ecosystem's runtimes use. Legend of the symbolic ax
 
 * ``batch_size`` (B), ``sequence_length`` (S): rows, and new tokens a row, of one call;
 * ``past_sequence_length`` (P): cached columns before the call;
-* ``total_sequence_length`` (T): P + S.
+* ``total_sequence_length`` (T): P + S;
+* ``window_past_length``, ``window_total_length``: the same two of layers with a sliding window, whose
+  caches may have lost the first columns (`EVICTED`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ BATCH = "batch_size"
 SEQUENCE = "sequence_length"
 PAST = "past_sequence_length"
 TOTAL = "total_sequence_length"
+WINDOW_PAST = "window_past_length"
+WINDOW_TOTAL = "window_total_length"
 
 INPUT_IDS = "input_ids"
 ATTENTION_MASK = "attention_mask"
@@ -25,6 +29,14 @@ LOGITS = "logits"
 NEXT_TOKENS = "next_tokens"
 # int64 scalar, optional (default 1): prefill returns the logits of this many last real tokens of each row.
 LOGITS_TO_KEEP = "num_logits_to_keep"
+# int64 [batch_size, 1], optional: how many of each row's first tokens are gone from the caches of layers with
+# a sliding window, which then are buffers of any capacity. Without it (its default is [1, 0]) none is gone,
+# and these caches are as long as the others. Of graphs whose states are updated in place.
+EVICTED = "num_evicted_tokens"
+# Its axes; the first is no `batch_size`, as its default has one row for any.
+EVICTED_AXES = ("evicted_rows", "evicted_given")
+# Inputs that have a default.
+OPTIONAL = frozenset({LOGITS_TO_KEEP, EVICTED})
 
 PREFILL = "prefill"
 DECODE = "decode"
@@ -53,12 +65,15 @@ class StateSpec:
         past: Graph input that takes the state.
         present: Graph output that returns it.
         dtype: numpy spelling of the element type.
-        shape: Shape of `past`; the axis that grows is named ``past_sequence_length``.
+        shape: Shape of `past`; the axis that grows is named ``past_sequence_length``, or
+            ``window_past_length`` where there is a window.
         update: "in_place" when past and present may be one buffer of any capacity (GroupQueryAttention),
             "append" when present is past with the new columns behind it (standard ONNX Attention).
         twin: A second graph output that takes the same buffer as `present`: attention over a cache that is
             key and value at once writes it twice. "" where there is none. Columns of such a buffer that hold
             no token must hold numbers, whichever: a step multiplies them by 0.
+        window: Tokens that a query sees of this state, its own included, where older ones may be left out of
+            it; 0 where every token must stay. With "append" what is left out are the first columns.
     """
 
     past: str
@@ -67,6 +82,17 @@ class StateSpec:
     shape: tuple[int | str, ...]
     update: str
     twin: str = field(default="", metadata={YOUNGER: True})
+    window: int = field(default=0, metadata={YOUNGER: True})
+
+    @property
+    def column_axis(self) -> int:
+        """The axis that grows."""
+        return next(i for i, dim in enumerate(self.shape) if dim in (PAST, WINDOW_PAST))
+
+    def sized(self, rows: int, columns: int) -> tuple[int, ...]:
+        """The shape of so many rows and columns."""
+        sizes = {BATCH: rows, PAST: columns, WINDOW_PAST: columns}
+        return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.shape)
 
 
 PAST_PREFIX = "past_key_values."

@@ -146,7 +146,7 @@ class Runner:
         """Caches of so many columns that hold nothing yet."""
         past = {}
         for name, value in self.states.items():
-            sizes = {io_spec.BATCH: rows, io_spec.PAST: columns}
+            sizes = {io_spec.BATCH: rows, io_spec.PAST: columns, io_spec.WINDOW_PAST: columns}
             shape = [sizes.get(dim, dim) for dim in value.shape]
             dtype = {"tensor(float)": np.float32, "tensor(float16)": np.float16}[value.type]
             past[name] = np.full(shape, fill, dtype=dtype)

@@ -143,7 +143,7 @@ def test_what_a_token_uses_of_a_mixture(tmp_path: Path) -> None:
 )
 def test_cache(query_heads: int, kv_heads: int, name: str) -> None:
     layers = [{"key": (kv_heads, 20), "value": (kv_heads, 20)}] * 3
-    cache = kv_cache_of(states_of(layers), query_heads, [1, 7, 1000], 64)
+    cache = kv_cache_of(states_of(layers, [0] * len(layers)), query_heads, [1, 7, 1000], 64)
     assert cache is not None
     token = 3 * 2 * kv_heads * 20 * 4  # layers, key and value, heads, width, bytes of a float32
     assert (cache.attention, cache.bytes_per_token) == (name, token)
@@ -152,7 +152,7 @@ def test_cache(query_heads: int, kv_heads: int, name: str) -> None:
 
 def test_usual_lengths_end_at_the_context() -> None:
     for context, lengths in ((64, [64]), (1024, [1024]), (8192, [1024, 4096, 8192])):
-        cache = kv_cache_of(states_of([{"key": (1, 8), "value": (1, 8)}]), 1, None, context)
+        cache = kv_cache_of(states_of([{"key": (1, 8), "value": (1, 8)}], [0]), 1, None, context)
         assert cache is not None
         assert list(cache.bytes_at) == lengths
 

@@ -61,8 +61,8 @@ def hold(cache: InPlaceCache, lengths: Sequence[int]) -> None:
     """Have an empty cache take a call of so many tokens a row."""
     if any(lengths):
         real = np.arange(max(lengths)) < np.array(lengths)[:, None]
-        if not cache.fits(real.shape[1]):
-            cache.grow(real.shape[1])
+        if not cache.fits(real.shape[1], 1):
+            cache.grow(real.shape[1], 1)
         cache.chunk_mask(real)
         cache.commit(Outputs())
 
@@ -91,7 +91,7 @@ def test_bytes() -> None:
     assert bytes_at(states("append"), 3, 10) == 2 * 3 * HEADS * 10 * WIDTH * 4
     assert bytes_at(states("append", "float16"), 3, 10) == 2 * 3 * HEADS * 10 * WIDTH * 2
     cache = in_place(0, 0, 0)
-    cache.grow(10)
+    cache.grow(10, 1)
     assert cache.nbytes == bytes_at(states("append"), 3, 256)
     assert append("110", "001").nbytes == bytes_at(states("append"), 2, 3)
 
@@ -108,33 +108,33 @@ def test_bytes() -> None:
 def test_room_grows_in_steps_up_to_the_context(asked: list[int], capacities: list[int]) -> None:
     cache = in_place(0)
     for columns, capacity in zip(asked, capacities, strict=True):
-        assert not cache.fits(columns)
-        cache.grow(columns)
+        assert not cache.fits(columns, 1)
+        cache.grow(columns, 1)
         assert cache.capacity == capacity
-        assert cache.fits(capacity)
-        assert cache.fits(capacity + 1) == (capacity == CONTEXT)  # no row can be longer
+        assert cache.fits(capacity, 1)
+        assert cache.fits(capacity + 1, 1) == (capacity == CONTEXT)  # no row can be longer
         assert {tuple(b.shape()) for b in cache.buffers.values()} == {(1, HEADS, capacity, WIDTH)}
 
 
 def test_room_is_for_what_is_held_and_what_is_new() -> None:
     cache = in_place(250, 3)
-    assert cache.fits(6)
-    assert not cache.fits(7)
-    cache.grow(7)
+    assert cache.fits(6, 1)
+    assert not cache.fits(7, 1)
+    cache.grow(7, 1)
     assert cache.capacity == 512
 
 
 def test_room_grows_by_half() -> None:
     cache = in_place(0, context=100_000)
     for columns, capacity in ((2048, 2048), (2049, 3072), (3073, 4608), (4609, 6912)):
-        cache.grow(columns)
+        cache.grow(columns, 1)
         assert cache.capacity == capacity
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_growth_keeps_what_is_cached_and_zeroes_the_rest(dtype: str) -> None:
     cache = InPlaceCache(states("in_place", dtype), 2, CONTEXT, CPU)
-    cache.grow(1)
+    cache.grow(1, 1)
     values = {}
     for index, (name, buffer) in enumerate(cache.buffers.items()):
         array = buffer.numpy()
@@ -142,7 +142,7 @@ def test_growth_keeps_what_is_cached_and_zeroes_the_rest(dtype: str) -> None:
         array[:] = np.random.default_rng(index).normal(size=array.shape)
         values[name] = array.copy()
     hold(cache, [3, 200])
-    cache.grow(57)
+    cache.grow(57, 1)
     for name, buffer in cache.buffers.items():
         array = buffer.numpy()
         assert array.shape == (2, HEADS, 512, WIDTH)
@@ -180,8 +180,8 @@ def test_the_mask_of_a_step_is_as_wide_as_the_buffers() -> None:
 
 def test_a_step_after_growth_has_a_wider_mask() -> None:
     cache = in_place(256, 2)
-    assert not cache.fits(1)
-    cache.grow(1)
+    assert not cache.fits(1, 1)
+    cache.grow(1, 1)
     mask = cache.step_mask([1, 1])
     assert mask.shape == (2, 512)
     assert mask.sum(axis=1).tolist() == [257, 3]
@@ -236,7 +236,7 @@ def test_masks_of_appended_columns_hold_all_padding() -> None:
     assert cache.lengths.tolist() == [3, 1]
     assert spelled(cache.chunk_mask(flags("10", "11"))) == ["111010", "100011"]
     assert spelled(cache.step_mask([0, 1])) == ["11100", "10001"]
-    assert not cache.fits(1)
+    assert not cache.fits(1, 1)
 
 
 def test_appended_presents_are_the_next_pasts() -> None:

@@ -63,10 +63,15 @@ def test_axes_of_the_traced_program(key: tuple[str, str]) -> None:
         for part, shape in kept.items()
     }
 
-    def states(axis: str) -> dict[str, tuple[object, ...]]:
-        return {p: ("batch_size", heads, axis, width) for p, (heads, width) in parts.items()}
+    def states(axis: str, windowed: str) -> dict[str, tuple[object, ...]]:
+        windows = eager(family).windows
+        return {
+            part: ("batch_size", heads, windowed if windows[int(part[0])] else axis, width)
+            for part, (heads, width) in parts.items()
+        }
 
-    cache, grown = states("past_sequence_length"), states("total_sequence_length")
+    cache = states("past_sequence_length", "window_past_length")
+    grown = states("total_sequence_length", "window_total_length")
     assert shapes(graph.inputs) == {
         "input_ids": ("batch_size", "sequence_length"),
         "attention_mask": ("batch_size", "total_sequence_length"),
@@ -92,7 +97,13 @@ def test_no_axis_is_called_otherwise(key: tuple[str, str], graph: str) -> None:
     family, lowering = key
     promised = {
         *("batch_size", "sequence_length", "past_sequence_length", "total_sequence_length"),
-        "num_logits_to_keep",
+        *(
+            "window_past_length",
+            "window_total_length",
+            "evicted_rows",
+            "evicted_given",
+            "num_logits_to_keep",
+        ),
     }
     built = exported(family, "tiny", lowering).graphs[graph].model.graph
     values = [*built.inputs, *built.outputs, *(v for node in built for v in node.outputs)]
