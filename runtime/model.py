@@ -243,6 +243,7 @@ def load(
     verify: str = "auto",
     packed: bool = True,
     kv_budget: str | int | None = None,
+    full_cache: bool = False,
     **session: Any,
 ) -> LanguageModel:
     """Open a package for generation.
@@ -255,6 +256,8 @@ def load(
             sessions. Otherwise every session packs its own copy.
         kv_budget: Most bytes of the key and value cache of one batch: a number, or a text like "512MB". None
             for as much as the machine has.
+        full_cache: Keep tokens that no sliding window sees any more, so that a chat can be rewound to
+            anything without running it again.
         **session: More fields of `SessionConfig`: device_id, threads, allow_fallback, options, gpu_mem_limit,
             graph_capture.
 
@@ -267,5 +270,8 @@ def load(
     package = open_package(path, verify)
     opened = open_sessions(package, config, packed)
     tokenizer = Tokenizer.of_package(path, package.manifest.vocab_size)
-    sessions = dataclasses.replace(opened.sessions, kv_budget=budget)
+    states = opened.sessions.states
+    if full_cache:
+        states = tuple(dataclasses.replace(state, window=0) for state in states)
+    sessions = dataclasses.replace(opened.sessions, kv_budget=budget, states=states)
     return LanguageModel(package, sessions, tokenizer, opened.fallback)

@@ -49,10 +49,8 @@ def _cached_attention(
         key = rotate(key, position_ids, cos, sin, num_kv_heads, interleaved)
         cos = sin = None
     new_tokens = query.shape[1]
-    seqlens_k = (attention_mask.sum(1) - 1).to(torch.int32)
-    total = torch.scalar_tensor(attention_mask.shape[1], dtype=torch.int32)
-    query_lengths = attention_mask[:, -new_tokens:].sum(1).to(torch.int32)
-    inputs = [query, key, value, past_key, past_value, seqlens_k, total, cos, sin]
+    lengths, total, query_lengths = _counts(attention_mask, new_tokens)
+    inputs = [query, key, value, past_key, past_value, lengths, total, cos, sin]
     # A cache that has lost its first columns (`window_cache`) no longer tells positions.
     rotated_at = position_ids if sliding_window and cos is not None else None
     batch, heads, columns = past_key.shape[:3]
@@ -74,6 +72,15 @@ def _cached_attention(
         version=1,
     )
     return outputs[0], outputs[1], outputs[2]
+
+
+def _counts(attention_mask: Tensor, new_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    """int32: tokens of each row less one [B], columns, and new tokens of each row [B]."""
+    return (
+        (attention_mask.sum(1) - 1).to(torch.int32),
+        torch.scalar_tensor(attention_mask.shape[1], dtype=torch.int32),
+        attention_mask[:, -new_tokens:].sum(1).to(torch.int32),
+    )
 
 
 def _latent_attention(

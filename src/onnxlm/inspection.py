@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,8 @@ class KvCache:
         dtype: Element type.
         bytes_per_token: Bytes of one more position.
         bytes_at: Bytes of a row by its length.
+        window_layers: Layers that keep the tokens of a sliding window only.
+        window_tokens: How many tokens these keep at most.
     """
 
     attention: str
@@ -42,6 +45,8 @@ class KvCache:
     dtype: str
     bytes_per_token: int
     bytes_at: Mapping[int, int]
+    window_layers: int = 0
+    window_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -185,8 +190,11 @@ def kv_cache_of(
         kv_lengths: Lengths to measure; None takes some usual ones up to the context.
         context_length: Most positions.
     """
-    from onnxlm.runtime.state_buffers import bytes_at
+    from onnxlm.runtime.state_buffers import bytes_at, widest_window, window_columns
 
+    window = widest_window(states)
+    most = window_columns(window, context_length or sys.maxsize)
+    short = bool(window) and most != context_length
     latent = [state for state in states if state.past.endswith(".latent")]
     keys = latent or [state for state in states if state.past.endswith(".key")]
     if not keys:
@@ -205,6 +213,8 @@ def kv_cache_of(
             length: bytes_at(states, 1, length)
             for length in kv_lengths or _usual_lengths(context_length)
         },
+        window_layers=sum(state.window > 0 for state in keys) if short else 0,
+        window_tokens=most if short else 0,
     )
 
 

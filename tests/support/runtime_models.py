@@ -2,6 +2,7 @@
 
 * hot: every weight matters, a chat template, 640 positions: across two chunks of a prompt and two growths of
   a cache;
+* windowed: as hot, but that queries see 20 tokens, so that caches lose tokens long before the context ends;
 * counting: greedy decoding gives the alphabet from the prompt's last letter on, 16 positions;
 * wide: a vocabulary of 131,072.
 """
@@ -45,6 +46,13 @@ HOT_CONFIG = _TINY | {
     "eos_token_id": END,
 }
 
+WINDOW = 20
+WINDOWED_CONFIG = dict(find_architecture("mistral").tiny) | {
+    **{key: HOT_CONFIG[key] for key in ("vocab_size", "bos_token_id", "eos_token_id")},
+    "max_position_embeddings": HOT_CONTEXT,
+    "sliding_window": WINDOW,
+}
+
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdef"
 COUNTING_CONTEXT = 16
 COUNTING_CONFIG = _TINY | {
@@ -85,10 +93,26 @@ def at_once(ids: Sequence[int]) -> Tensor:
 @functools.cache
 def hot_package(lowering: str = "ort") -> Package:
     """The hot model."""
+    return _export_chat(hot_oracle(), lowering)
+
+
+@functools.cache
+def windowed_oracle() -> PreTrainedModel:
+    """The windowed model in transformers."""
+    return hot_model(WINDOWED_CONFIG)
+
+
+@functools.cache
+def windowed_package(lowering: str = "ort") -> Package:
+    """The windowed model."""
+    return _export_chat(windowed_oracle(), lowering)
+
+
+def _export_chat(model: PreTrainedModel, lowering: str) -> Package:
     tokenizer = _letters(LETTERS)
     tokenizer.add_special_tokens([AddedToken(mark, special=True) for mark in MARKS])
     config = {"eos_token": "<|end|>", "chat_template": TEMPLATE}
-    return _export(hot_oracle(), tokenizer, config, lowering)
+    return _export(model, tokenizer, config, lowering)
 
 
 @functools.cache

@@ -16,11 +16,13 @@ import onnx
 import onnx.helper as h
 import onnxruntime as ort
 import pytest
+import torch
 from numpy.typing import NDArray
 from onnx import TensorProto as T
-from support.batches import assert_behind, both, hot, prefilled, some_ids
+from support.batches import assert_behind, assert_close, both, hot, prefilled, some_ids
+from support.hot import oracle_logits
 from support.hot_packages import package as hot_source
-from support.runtime_models import loaded
+from support.runtime_models import loaded, windowed_oracle, windowed_package
 
 from onnxlm.errors import ProviderError
 from onnxlm.runtime import cache_rows, device_buffers, engine, graph_calls, in_place_cache
@@ -94,6 +96,33 @@ def test_a_buffer_of_another_length(
     assert (new.shape, new.dtype) == ((2, 4, size, 5), np.dtype(dtype))
     np.testing.assert_array_equal(new[:, :, :kept], values[:, :, :kept])
     assert not new[:, :, kept:].any()
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_a_buffer_without_its_first_entries(where: str, request: pytest.FixtureRequest) -> None:
+    if where == "device":
+        request.getfixturevalue("device")
+    values = np.random.default_rng(0).normal(size=(2, 4, 7, 5)).astype(np.float32)
+    buffer = ort.OrtValue.ortvalue_from_numpy(values)
+    for skipped, kept, size in ((3, 4, 4), (2, 3, 3), (1, 2, 6), (6, 1, 1)):
+        new = device_buffers.resized(buffer, 2, kept, size, CPU, skipped).numpy()
+        assert new.shape == (2, 4, size, 5)
+        np.testing.assert_array_equal(new[:, :, :kept], values[:, :, skipped : skipped + kept])
+        assert not new[:, :, kept:].any()
+
+
+@pytest.mark.usefixtures("device")
+@both
+def test_windows_on_a_device_lose_their_tokens(lowering: str) -> None:
+    sessions = loaded(windowed_package(lowering).path).sessions
+    rows = some_ids(400, 3)
+    batch = prefilled(sessions, rows)
+    for token in range(30):
+        batch.set_tokens([token, token + 1])
+        rows = [[*row, token + i] for i, row in enumerate(rows)]
+        logits = batch.decode_logits()
+    theirs = torch.stack([oracle_logits(windowed_oracle(), row)[-1] for row in rows])
+    assert_close(logits, theirs)
 
 
 @pytest.mark.usefixtures("device")

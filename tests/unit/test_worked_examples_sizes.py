@@ -120,14 +120,16 @@ def test_a_tied_head_costs_nothing(vocabulary: int, head: int) -> None:
 
 def token_bytes(state: Mapping[str, tuple[int, int]], layers: int = LAYERS) -> int:
     """Of one more token in 16 bits."""
-    cache = kv_cache_of(states_of([state] * layers, "float16"), 96, [1], None)
+    cache = kv_cache_of(states_of([state] * layers, [0] * layers, "float16"), 96, [1], None)
     assert cache is not None
     return cache.bytes_per_token
 
 
 def test_cache_of_gpt3(gpt3: DecoderLM) -> None:
     """2 * 96 layers * 12288 * 2 bytes = 4.5 MiB a token; 9 GiB at 2048, 439.5 GiB at 100,000."""
-    cache = kv_cache_of(states_of(gpt3.state_shapes, "float16"), 96, [1, 2048, 100_000], CONTEXT)
+    cache = kv_cache_of(
+        states_of(gpt3.state_shapes, gpt3.windows, "float16"), 96, [1, 2048, 100_000], CONTEXT
+    )
     assert cache is not None
     assert cache.attention == "MHA"
     assert cache.bytes_per_token == 2 * 96 * 12288 * 2 == 4_718_592
@@ -143,7 +145,7 @@ def test_cache_of_shared_heads(kv_heads: int, kind: str) -> None:
     attention = on_meta(lambda: Attention(WIDTH, 128, AttentionSpec(96, kv_heads, 128**-0.5)))
     assert isinstance(attention, Attention)
     assert token_bytes(attention.state_shapes) == 4_718_592 * kv_heads // 96
-    cache = kv_cache_of(states_of([attention.state_shapes]), 96, None, None)
+    cache = kv_cache_of(states_of([attention.state_shapes], [0]), 96, None, None)
     assert cache is not None
     assert cache.attention == kind
 
@@ -175,6 +177,6 @@ def test_cache_of_compressed_keys_and_values() -> None:
     assert attention.state_shapes == {"latent": (1, 576)}
     assert token_bytes(attention.state_shapes, layers=60) == 69_120
     assert 576 / (2 * 128) == 2.25
-    cache = kv_cache_of(states_of([attention.state_shapes]), 128, None, None)
+    cache = kv_cache_of(states_of([attention.state_shapes], [0]), 128, None, None)
     assert cache is not None
     assert cache.attention == "MLA"

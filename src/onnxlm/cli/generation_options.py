@@ -45,6 +45,12 @@ class SessionOptions:
         str | None,
         typer.Option(metavar="BYTES", help="Most memory of keys and values, as 512MB."),
     ] = None
+    full_cache: Annotated[
+        bool,
+        typer.Option(
+            "--full-cache", help="Keep keys and values that no sliding window sees any more."
+        ),
+    ] = False
     device_id: Annotated[int, typer.Option(help="Number of the provider's device.")] = 0
     gpu_mem_limit: Annotated[
         str | None,
@@ -68,6 +74,7 @@ class SessionOptions:
             threads=self.threads,
             allow_fallback=self.allow_fallback,
             kv_budget=self.kv_budget,
+            full_cache=self.full_cache,
             device_id=self.device_id,
             gpu_mem_limit=read_bytes(self.gpu_mem_limit, "gpu_mem_limit") or 0,
             graph_capture=self.graph_capture,

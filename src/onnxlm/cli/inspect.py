@@ -125,6 +125,11 @@ def _print_cache(cache: KvCache) -> None:
         f"x {cache.head_dim} ({cache.query_heads} query heads), {cache.dtype}, "
         f"{cache.bytes_per_token:,} bytes ({memory(cache.bytes_per_token)}) a token"
     )
+    if cache.window_layers:
+        print(
+            f"  {cache.window_layers} of these layers have a sliding window and keep "
+            f"{cache.window_tokens:,} tokens at most"
+        )
     rows = [(f"{length:,}", f"{n:,}", memory(n)) for length, n in cache.bytes_at.items()]
     print_table(("tokens", "bytes", "memory"), rows, left=0)
 
