@@ -164,20 +164,21 @@ class InPlaceCache:
         def size(count: int) -> int:
             return bytes_at(self._states, rows, count, self._columns_of_windows(count, call))
 
-        self.capacity = affordable(size, needed, wanted, self._budget, held=self.nbytes)
+        before = self.capacity, self._windowed
+        capacity = affordable(size, needed, wanted, self._budget, held=self.nbytes)
+        after = capacity, self._columns_of_windows(capacity, call)
         self._step_mask = None
-        windowed = self._columns_of_windows(self.capacity, call)
         for state in self._states:
-            if state.window and windowed == self._windowed:
-                continue
-            self.buffers[state.past] = resized(
-                self.buffers[state.past],
-                state.column_axis,
-                self._used(state),
-                windowed if state.window else self.capacity,
-                self._device,
-            )
-        self._windowed = windowed
+            kind = int(state.window > 0)
+            if before[kind] != after[kind]:
+                self.buffers[state.past] = resized(
+                    self.buffers[state.past],
+                    state.column_axis,
+                    self._used(state),
+                    after[kind],
+                    self._device,
+                )
+        self.capacity, self._windowed = after
 
     def bind(self, binding: ort.IOBinding) -> None:
         """Bind each buffer as past and present, of the rows that run."""
