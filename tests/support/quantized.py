@@ -178,6 +178,9 @@ def stored_parameters(package: Package, model: DecoderLM) -> dict[str, Tensor]:
             assert matrix is not None, f"{name} is stored in full precision"
             part = matrix[rows, : parameter.shape[1]]
         found[name] = torch.from_numpy(np.array(part, dtype=np.float32))
+    # A norm without weights of its own has ones in a graph, which smoothing changes.
+    ones = {name for name, _ in model.named_buffers() if name.endswith("norm.weight")}
+    found |= {name: torch.from_numpy(vectors[name].copy()) for name in ones & vectors.keys()}
     return found
 
 
@@ -213,10 +216,10 @@ def codes_of(model: nn.Module, form: Callable[[str], Form]) -> dict[str, Quantiz
 
 
 def with_parameters(model: DecoderLM, values: Mapping[str, Tensor | QuantizedTensor]) -> DecoderLM:
-    """A copy of the eager model with other parameters."""
+    """A copy of the eager model with other parameters and buffers."""
     changed = copy.deepcopy(model)
     with torch.no_grad():
-        for name, parameter in changed.named_parameters():
+        for name, parameter in (*changed.named_parameters(), *changed.named_buffers()):
             if name in values:
                 value = values[name]
                 if isinstance(value, QuantizedTensor):
