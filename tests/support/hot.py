@@ -39,7 +39,7 @@ _MAKE_UP: Mapping[str, Callable[[Mapping[str, Any]], dict[str, float]]] = {
     # Cooler queries: attention that picks single keys is flipped by what 8 bits round.
     "cohere": lambda config: {
         "model.norm.weight": 1 / config["logit_scale"],
-        "q_norm.weight": 0.2,
+        "q_norm.weight": 0.25,
     },
     "granite": _granite,
     "opt": lambda config: (

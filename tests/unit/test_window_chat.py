@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.chats import rendered
 from support.hot import oracle_logits
-from support.runtime_models import loaded, windowed_oracle, windowed_package
+from support.runtime_models import WINDOW, loaded, windowed_oracle, windowed_package
 
 from onnxlm.runtime import Chat, load
 from onnxlm.runtime.state_buffers import ROOM, tokens_kept
@@ -31,11 +31,11 @@ def answer(chat: Chat, text: str, **fields: object) -> int:
 @both
 def test_turns_run_their_own_tokens(lowering: str) -> None:
     chat = new_chat(lowering)
-    assert answer(chat, LONG) > tokens_kept(20) + ROOM
+    assert answer(chat, LONG) > tokens_kept(WINDOW) + ROOM
     for text in ("And then?", "x", "Go on."):
         assert answer(chat, text) < 30
     windowed = chat._batch.cache.buffers["past_key_values.0.key"].shape()[2]
-    assert windowed <= tokens_kept(20) + ROOM
+    assert windowed <= tokens_kept(WINDOW) + ROOM
 
 
 @both
