@@ -5,7 +5,8 @@ counts lengths without them, and takes the cache's own columns for the most that
 are an input of their own, so keys stay as they were turned.
 
 The operator has an attribute `sliding_window_cache` that moves a cache's content itself. It wants a buffer of
-a whole window from the first token on, drops tokens that a short rewind needs, and other engines refuse it.
+a whole window from the first token on, and drops tokens that a short rewind needs; on CUDA, by its own
+description, a buffer of just the window.
 """
 
 from __future__ import annotations
