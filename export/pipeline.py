@@ -13,7 +13,7 @@ from onnxlm.export.passes import run_passes
 _COMMON = ("clean",)
 _HEADS = {
     io_spec.PREFILL: ("last_logits", "greedy_head"),
-    io_spec.DECODE: ("decode_step", "latent_step", "greedy_head"),
+    io_spec.DECODE: ("decode_step", "latent_step", "query_scale", "greedy_head"),
 }
 
 

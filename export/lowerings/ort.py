@@ -208,5 +208,6 @@ LOWERING = Lowering(
         "skip_norm",
         "latent_cache",
         "window_cache",
+        "rotary_scale",
     ),
 )

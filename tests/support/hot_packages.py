@@ -108,10 +108,12 @@ def change_parameter(
 def change_tensor(
     graphs: Graphs, name: str, change: Callable[[NDArray[Any]], NDArray[Any]]
 ) -> None:
-    """Put something else in the place of an initializer, in every graph that has it."""
-    held = [g.graph.initializers[name] for g in graphs.values() if name in g.graph.initializers]
-    tensor = held[0].const_value
-    assert tensor is not None
-    changed = ir.tensor(np.ascontiguousarray(change(tensor.numpy().copy())), name=name)
+    """Put something else in place of an initializer, or of those that passes made of it, in every graph."""
+    values = [value for graph in graphs.values() for value in graph.graph.initializers.values()]
+    held = [value for value in values if f"{value.name}.".startswith(f"{name}.")]
+    assert held
     for value in held:
-        value.const_value = changed
+        tensor = value.const_value
+        assert tensor is not None
+        changed = np.ascontiguousarray(change(tensor.numpy().copy()))
+        value.const_value = ir.tensor(changed, name=value.name)
