@@ -31,15 +31,23 @@ CONTEXT = 1280
 DEFAULT = ("mistral", "gemma3_text")
 
 
+# By family, and of families that have one only where it is asked for, by family and variant.
+CONFIGS = {
+    family if variant == "tiny" else f"{family}, {variant}": config
+    for family in architecture_names()
+    for variant, config in variants(family).items()
+}
+
+
 def windows(family: str) -> list[int]:
-    architecture = find_architecture(family)
-    config = architecture.parse_config(ConfigReader(variants(family)["tiny"], "tiny"))
-    return outline(architecture, config).windows
+    config = CONFIGS[family]
+    architecture = find_architecture(config["model_type"])
+    return outline(architecture, architecture.parse_config(ConfigReader(config, family))).windows
 
 
 FORMS = [
     pytest.param(family, lowering, marks=() if family in DEFAULT else pytest.mark.exhaustive)
-    for family in architecture_names()
+    for family in CONFIGS
     for lowering in ("ort", "portable")
     if any(windows(family))
 ]
@@ -49,7 +57,7 @@ both = pytest.mark.parametrize("lowering", ["ort", "portable"])
 
 @functools.cache
 def oracle(family: str) -> PreTrainedModel:
-    config = variants(family)["tiny"]
+    config = CONFIGS[family]
     longer = dict.fromkeys(config.keys() & {"max_position_embeddings", "n_positions"}, CONTEXT)
     return hot_model(config | longer)
 
