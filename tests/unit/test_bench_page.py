@@ -168,6 +168,19 @@ def test_labels_of_neighbours_do_not_lie_on_each_other() -> None:
     assert abs(heights[0] - heights[1]) >= 28
 
 
+def test_labels_of_slow_neighbours_stay_inside_the_plot() -> None:
+    """Two dots near the axis: the second label goes above the first, not across the numbers below."""
+    dots = [
+        Dot(100, 90, "fast", "note", 0),
+        Dot(500, 9, "slow", "note", 1),
+        Dot(501, 8, "slower", "", 2),
+    ]
+    drawing = scatter_chart("t", "c", ("x", "y"), dots)
+    words = of_tag(drawing, "text")
+    axis = max(float(word["y"]) for word in words if word["class"] == "tick")
+    assert all(float(word["y"]) < axis - 20 for word in words if word["class"] == "value")
+
+
 def test_a_label_does_not_lie_on_another_dot() -> None:
     dots = [Dot(100, 50, "first", "a note of some length", 0), Dot(112, 49.5, "second", "note", 1)]
     drawing = scatter_chart("t", "c", ("x", "y"), dots)

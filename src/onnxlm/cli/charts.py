@@ -228,17 +228,22 @@ def scatter_chart(title: str, caption: str, axes: tuple[str, str], dots: Sequenc
         px, py = x(dot.x), y(dot.y)
         width = max(len(dot.label), len(dot.note)) * _CHARACTER + 12
         anchor, start = ("end", px - width) if px + width > right else ("start", px + 12)
-        at = py
-        while any(
-            abs(at - other) < 34 and start < b and a < start + width for a, b, other in taken
-        ):
-            at += 8  # below the label that stands there
+        at = _free_height(py, [h for a, b, h in taken if start < b and a < start + width])
         taken.append((start, start + width, at))
         shift = -12 if anchor == "end" else 12
         _dot(drawing, px, py, (8, f"c{dot.colour % COLOURS}"), f"{dot.label}: {dot.note}")
         drawing.write(px + shift, at - 1, dot.label, anchor, "value")
         drawing.write(px + shift, at + 14, dot.note, anchor, "tick")
     return drawing
+
+
+def _free_height(wanted: float, taken: Sequence[float]) -> float:
+    """The nearest height inside the plot where a label and its note meet none of those that are taken."""
+    inside = (
+        h for h in (wanted + 8 * step for step in range(-40, 41)) if 12 <= h <= _PLOT_HEIGHT - 20
+    )
+    free = (h for h in inside if all(abs(h - other) >= 34 for other in taken))
+    return min(free, key=lambda height: abs(height - wanted), default=wanted)
 
 
 def nice_ticks(most: float, wanted: int = 6) -> list[float]:
