@@ -20,6 +20,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
+from onnxlm.export.passes._scores import unscaled
 from onnxlm.graphs.edit import MICROSOFT, add_constant, is_op, move, new_node
 
 _QUERY, _KEY, _VALUE, _PAST_KEY, _PAST_VALUE, _LENGTHS = range(6)
@@ -87,6 +88,7 @@ def _rewrite(graph: ir.Graph, node: ir.Node, masks: dict[ir.Value, ir.Value]) ->
     node.replace_input_with(_QUERY, key)
     node.attributes["num_heads"] = ir.AttrInt64("num_heads", 1)
     node.attributes["local_window_size"] = ir.AttrInt64("local_window_size", 1)
+    unscaled(node)  # nobody reads its scores
 
 
 def _mask(emit: _Emitter, present: ir.Value, lengths: ir.Value) -> ir.Value:

@@ -61,6 +61,7 @@ def test_fires(attributes: str) -> None:
     model = step(attributes)
     assert_fires("latent_step", model, feeds())
     assert operators(model) == ["GroupQueryAttention", *MASK, *PRODUCTS]
+    assert find_pass("query_scale")(model) == 0  # what is left of the operator scores nothing
 
 
 def test_each_row_attends_to_its_own_tokens() -> None:
