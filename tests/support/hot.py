@@ -138,6 +138,7 @@ def moved_by_rounding(model: PreTrainedModel, ids: list[int], times: int = 8) ->
     return torch.stack(runs).amax(0)
 
 
+@torch.no_grad()
 def oracle_logits(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     """float32 [sequence_length, vocab_size] of one row run alone, at once."""
     return model(torch.tensor([ids])).logits[0].float()
