@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from support.plain import find_plain
@@ -106,36 +105,6 @@ def save_folder(model: PreTrainedModel, folder: Path, shards: int = 1) -> Path:
         if written > shards:
             raise ValueError(f"no shard size gives {shards} files")
         limit = limit * 9 // 10
-
-
-@torch.no_grad()
-def moved_by_rounding(model: PreTrainedModel, ids: list[int], times: int = 8) -> torch.Tensor:
-    """How far logits of each position move when every layer's outcome is off by up to half a unit of fp16.
-
-    Some positions of a hot model are near a tie, where any computation in fp16 goes one way or the other.
-
-    Returns:
-        float32 [sequence_length], the most of `times` runs.
-    """
-
-    def off(_module: nn.Module, _inputs: object, output: object) -> object:
-        if not isinstance(output, torch.Tensor) or not output.is_floating_point():
-            return output
-        noise = torch.rand(output.shape, generator=random) * 2 - 1
-        return output * (1 + noise * 2.0**-11)
-
-    exact = oracle_logits(model, ids)
-    if not isinstance(model, nn.Module):  # from a paper, in plain functions: taken as exact
-        return torch.zeros(len(ids))
-    random = torch.Generator().manual_seed(0)
-    leaves = [module for module in model.modules() if not any(module.children())]
-    hooks = [leaf.register_forward_hook(off) for leaf in leaves]
-    try:
-        runs = [(oracle_logits(model, ids) - exact).abs().amax(-1) for _ in range(times)]
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return torch.stack(runs).amax(0)
 
 
 @torch.no_grad()
