@@ -131,7 +131,8 @@ def test_second_run_changes_nothing(key: tuple[str, str]) -> None:
 
 def test_every_pass_fires_somewhere_and_has_a_test() -> None:
     missing = set(pass_names())
-    for family, lowering in (("llama", "plain"), *((name, "ort") for name in REPRESENTATIVES)):
+    others = (("llama", "plain"), ("llama", "portable"))
+    for family, lowering in (*others, *((name, "ort") for name in REPRESENTATIVES)):
         for graph in exported(family, "tiny", lowering).graphs.values():
             missing -= {name for name, count in graph.fusions.items() if count}
     assert missing == set()
