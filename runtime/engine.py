@@ -74,6 +74,14 @@ class Batch:
         """Most tokens of a row."""
         return self._sessions.context_length
 
+    @property
+    def call_columns(self) -> int:
+        """Tokens of each row that the next call of a prompt best runs: fewer behind a long past."""
+        rows = self.cache.running
+        total = int(self.cache.lengths.max()) + PREFILL_CHUNK
+        most = min(_CALL_TOKENS // rows, _CALL_SCORES // (rows * total))
+        return min(PREFILL_CHUNK, max(most, _FEWEST_COLUMNS))
+
     def prefill_tokens(self, rows: Sequence[Sequence[int]]) -> Ids:
         """Run new tokens of every row behind what is cached; the arg-max behind each row, int64 [B].
 
@@ -126,7 +134,7 @@ class Batch:
             self._choose((counts > start).tolist())
             order = self._places.rows[: self.cache.running]
             room = self.cache.room(counts[order] > start)
-            end = min(start + (keep or self._call_columns()), start + room, longest)
+            end = min(start + (keep or self.call_columns), start + room, longest)
             real = np.arange(start, end) < counts[order, None]
             self._make_room(end - start, end - start)
             piece = ids[order, start:end]
@@ -143,13 +151,6 @@ class Batch:
             start = end
         assert results is not None
         return results
-
-    def _call_columns(self) -> int:
-        """Tokens of each row that the next call of a prompt runs."""
-        rows = self.cache.running
-        total = int(self.cache.lengths.max()) + PREFILL_CHUNK
-        most = min(_CALL_TOKENS // rows, _CALL_SCORES // (rows * total))
-        return min(PREFILL_CHUNK, max(most, _FEWEST_COLUMNS))
 
     def decode_tokens(self, live: Flags | None = None) -> Ids:
         """One greedy step: run `tokens`, one a row, and put the arg-max there.

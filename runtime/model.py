@@ -17,7 +17,7 @@ from onnxlm.runtime.arrays import Floats
 from onnxlm.runtime.beam_run import BeamRun
 from onnxlm.runtime.chat import Chat, ChatSettings
 from onnxlm.runtime.draft_policy import StepCosts
-from onnxlm.runtime.engine import PREFILL_CHUNK, Batch
+from onnxlm.runtime.engine import Batch
 from onnxlm.runtime.generation import Generation
 from onnxlm.runtime.memory_budget import read_bytes
 from onnxlm.runtime.memory_release import release_heap
@@ -189,9 +189,13 @@ class LanguageModel:
             InputError: The row is empty, too long, or has ids out of bounds.
         """
         ids, batch = self.encode(token_ids), Batch(self.sessions, 1)
-        chunks = [ids[i : i + PREFILL_CHUNK] for i in range(0, len(ids), PREFILL_CHUNK)]
-        parts = [batch.prefill_all_logits(chunk) for chunk in chunks]
-        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+        logits = np.empty((len(ids), self.sessions.vocab_size), dtype=np.float32)
+        start = 0
+        while start < len(ids):
+            end = min(start + batch.call_columns, len(ids))
+            logits[start:end] = batch.prefill_all_logits(ids[start:end])
+            start = end
+        return logits
 
     def encode(self, prompt: Prompt, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a prompt.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from support.runtime_models import HOT_CONTEXT, changed, hot_package, loaded
+from support.batches import assert_close
+from support.runtime_models import HOT_CONTEXT, at_once, changed, hot_package, loaded
 
 from onnxlm.errors import InputError
 from onnxlm.manifest import QuantizationSpec
-from onnxlm.runtime import LanguageModel, load
+from onnxlm.runtime import LanguageModel, engine, load
 from onnxlm.runtime.engine import PREFILL_CHUNK, Batch
 from onnxlm.runtime.state_buffers import bytes_at
 
@@ -133,3 +135,23 @@ def test_long_prompts_tell_how_far_they_are() -> None:
     assert length < HOT_CONTEXT
     model.generate([[7] * length, [8] * 3], max_new_tokens=1)
     assert told == [("prompt", PREFILL_CHUNK, length), ("prompt", length, length)]
+
+
+@pytest.mark.parametrize("lowering", ["ort", "portable"])
+def test_logits_of_a_long_row_come_in_calls_as_long_as_a_prompts(
+    monkeypatch: pytest.MonkeyPatch, lowering: str
+) -> None:
+    model, ids = hot(lowering), [5 + i % 60 for i in range(PREFILL_CHUNK + 140)]
+    sizes: list[int] = []
+    run = Batch.prefill_all_logits
+
+    def counted(self: Batch, part: Sequence[int]) -> Any:
+        sizes.append(len(part))
+        return run(self, part)
+
+    monkeypatch.setattr(Batch, "prefill_all_logits", counted)
+    monkeypatch.setattr(engine, "_CALL_SCORES", 50_000)
+    assert_close(model.logits(ids), at_once(ids))
+    assert len(sizes) > 2
+    assert sizes[0] > sizes[1]
+    assert sum(sizes) == len(ids)
