@@ -243,20 +243,3 @@ def test_without_torch(tiny_package: Path, int4: Path, text_file: Path) -> None:
     assert "onnxruntime" in modules
     assert not modules & {"torch", "transformers", "onnx"}
     assert open_package(int4).manifest.precision == json.loads(ran.out)["precision"]
-
-
-@pytest.mark.real_model
-@pytest.mark.slow
-def test_the_real_model(smollm2: Path, tmp_path: Path) -> None:
-    """int8 is near the file that it was made from."""
-    made = run_process("export", smollm2, tmp_path / "int8", "--precision", "int8")
-    assert made.code == 0, made.err
-    options = ("--against", smollm2, "--tokens", "300", "--window", "200", "--stride", "100")
-    found = said(run_process("eval", tmp_path / "int8", *options, "--json"))
-    quality = found["comparison"]["quality"]
-    assert (found["tokens"], quality["tokens"], quality["verdict"]) == (299, 299, "good")
-    assert 0 < quality["kl"] < found["comparison"]["kl_p99"] < quality["kl_max"] < 1
-    assert quality["kl"] < 0.02
-    assert quality["top1"] > 0.93
-    assert abs(quality["perplexity_change"]) < 0.03
-    assert found["comparison"]["greedy"]["mean"] > 5

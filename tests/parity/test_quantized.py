@@ -289,15 +289,3 @@ def test_without_smoothing_an_activation_outlier_is_called_a_collapse(
     package, expected = outlier_package(activation_channel, tmp_path, True)
     found = quality(expected, quantize(package, tmp_path / "q", options=OPTIONS))
     assert found.verdict == "collapsed"
-
-
-@pytest.mark.real_model
-@pytest.mark.slow
-def test_smollm2_is_repacked_without_loss(smollm2: Path, tmp_path: Path) -> None:
-    package = make_package(smollm2, tmp_path / "q", precision="int4")
-    model = load(smollm2)
-    found = stored_parameters(package, model)
-    for name, parameter in model.named_parameters():
-        assert torch.equal(found[name], parameter.detach()), name
-    whole = sum(spec.bytes for spec in package.manifest.files.values())
-    assert whole <= 1.15 * smollm2.stat().st_size
