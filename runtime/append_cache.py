@@ -49,7 +49,7 @@ class AppendCache:
         self._states = states
         self._device = device
         self._budget = budget
-        self.running = rows
+        self.running = self.expected = rows
         self._window = widest_window(states)
         self._windowed = 0  # columns of states with a window
         self._mask: Ids = np.zeros((rows, 0), dtype=np.int64)
@@ -102,12 +102,11 @@ class AppendCache:
 
     def grow(self, columns: int, call: int) -> None:
         """Nothing but a look at the bytes: the graph makes the room."""
-        rows, held = self._mask.shape
-        needed = held + columns
+        needed = self._mask.shape[1] + columns
         windowed = window_columns(self._window, self._windowed + columns, call)
 
         def size(count: int) -> int:
-            return bytes_at(self._states, rows, count, windowed)
+            return bytes_at(self._states, self.expected, count, windowed)
 
         affordable(size, needed, needed, self._budget)
 
@@ -146,7 +145,7 @@ class AppendCache:
                 self.buffers[state.past], state, rows, self._used(state), self._device
             )
         self._mask = self._mask[rows]
-        self.running = rows.size
+        self.running = self.expected = rows.size
 
     def fork(self) -> AppendCache:
         """The same columns, padding too, in new buffers."""

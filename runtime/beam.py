@@ -6,6 +6,8 @@ Shapes: K beams, V tokens of the vocabulary.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +20,8 @@ from onnxlm.runtime.selection import largest
 
 # Stands for no score at all; finite, because sums and powers of it are compared.
 _NONE = -1e9
+# Long sequences to a power of -100 are nothing at all.
+_LEAST_SHARE = sys.float_info.min
 
 # What is told of a token that a row goes on with.
 Tell = Callable[[int, int], TokenLogprob]
@@ -111,13 +115,13 @@ class BeamSearch:
         self._length += 1
         if self._promising and not self._closed:
             # Of the K best continuations only: the others are there to go on.
-            share = float(self._length) ** settings.length_penalty
-            self.complete += [
-                self._extended(pairs[i], float(totals[best[i]]) / share, tell)
+            ending = [
+                self._extended(pairs[i], self._mean(float(totals[best[i]]), self._length), tell)
                 for i in np.flatnonzero(ended[: settings.beams])
             ]
-            self.complete.sort(key=lambda beam: -beam.score)
-            del self.complete[settings.beams :]
+            # A new list, as the one below: another thread may look at what there is so far.
+            ranked = sorted([*self.complete, *ending], key=lambda beam: -beam.score)
+            self.complete = ranked[: settings.beams]
         sources = self._place(chosen)
         self._check_end(bool(ended.all()))
         by_row = sorted(self.running, key=lambda beam: beam.row)
@@ -140,16 +144,24 @@ class BeamSearch:
         taken = {beam.row for beam in chosen}
         free = [row for row in sources if row not in taken]
         staying: set[int] = set()
-        self.running = []
+        running = []
         for beam in chosen:
             row = beam.row
             if row in staying:
                 row = free.pop()
                 sources[row] = beam.row
             staying.add(beam.row)
-            placed = Beam(beam.score, row, beam.token_ids, beam.history, beam.logprobs)
-            self.running.append(placed)
+            running.append(Beam(beam.score, row, beam.token_ids, beam.history, beam.logprobs))
+        self.running = running
         return sources
+
+    def _mean(self, total: float, length: int) -> float:
+        """A sum of log-probabilities over the length to the power of length_penalty."""
+        try:
+            share: float = float(length) ** self._settings.length_penalty
+        except OverflowError:
+            share = math.inf
+        return total / max(share, _LEAST_SHARE)
 
     @property
     def _full(self) -> bool:
@@ -164,8 +176,7 @@ class BeamSearch:
         settings = self._settings
         # The longest that the best beam may become, or what it is; see transformers' pull request 20901.
         far = settings.early_stopping == "never" and settings.length_penalty > 0
-        length = float(settings.limit if far else self._length)
-        possible = self.running[0].score / length**settings.length_penalty
-        worst = self.complete[-1].score if self._full else _NONE
+        possible = self._mean(self.running[0].score, settings.limit if far else self._length)
+        worst = self.complete[-1].score if self._full else -math.inf
         self._promising = self._promising and possible > worst
         self.done = not self._promising or self._closed or all_ended

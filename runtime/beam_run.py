@@ -15,7 +15,7 @@ from onnxlm.runtime.beam import Beam, BeamSearch, BeamSettings, Tell
 from onnxlm.runtime.engine import PromptCancelledError
 from onnxlm.runtime.generation import Generation
 from onnxlm.runtime.generation_fields import refused
-from onnxlm.runtime.logits_rules import LogitsRules, apply_rules
+from onnxlm.runtime.logits_rules import LogitsRules, apply_rules, check_left
 from onnxlm.runtime.logprobs import log_normalizers, token_logprob
 from onnxlm.runtime.penalties import Logits
 from onnxlm.runtime.row_history import RowHistory
@@ -76,6 +76,7 @@ class BeamRun:
         batch, began = self._prompts.batch, time.perf_counter()
         if self.cancelled.is_set() or not self._live().any():
             return
+        batch.expect(batch.rows * self._beams)
         try:
             logits = batch.prefill_logits(self._prompts.rows)
         except PromptCancelledError:
@@ -126,6 +127,8 @@ class BeamRun:
             known = [history for history in histories if history is not None]
             if known:
                 ruled = apply_rules(ruled, [self._rules[i]] * self._beams, known)
+                # A beam that is left nothing falls behind the others.
+                check_left(ruled.reshape(1, -1), known[:1])
             tell = self._tell(i, own, normalizers)
             chosen_sources, chosen = search.advance(ruled, tell)
             sources[rows] = rows.start + np.array(chosen_sources)
@@ -151,11 +154,11 @@ class BeamRun:
     def _of_beam(self, prompt: int, beam: Beam, score: float | None) -> Generation:
         ids, limits = list(beam.token_ids), self._limits[prompt]
         reason = limits.reason(len(ids), ids[-1] if ids else None)
-        shown, tokenizer = ids[:-1] if reason == "stop" else ids, self._prompts.tokenizer
+        shown = ids[:-1] if reason == "stop" else ids
         best = [search.complete[0] for search in self._searches if search.complete]
         made, spent = sum(len(b.token_ids) - 1 for b in best), sum(self._timings.steps_s)
         return Generation(
-            decoded=tokenizer.decode(shown) if tokenizer.has_text else None,
+            decoded=self._prompts.text(prompt, shown),
             token_ids=ids,
             finish_reason=reason or ("cancelled" if self.cancelled.is_set() else None),
             prompt_tokens=len(self._prompts.rows[prompt]),

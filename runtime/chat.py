@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from onnxlm.errors import InputError
 from onnxlm.runtime.chat_file import SavedChat, read_chat, write_chat
 from onnxlm.runtime.engine import Batch
+from onnxlm.runtime.streaming import REPLACEMENT
 from onnxlm.runtime.text_iterator import AsyncTextIterator, TextIterator
 from onnxlm.runtime.tokenizer import no_text
 
@@ -189,7 +190,8 @@ class Chat:
             content = messages.pop().get("content")
             if not isinstance(content, str):
                 raise InputError("the last message is an answer without text", found=repr(content))
-            begun = content
+            # Of a character that was cut in two nothing can be said again.
+            begun = content.rstrip(REPLACEMENT)
         return self._run(messages, begun, fields)
 
     def stop(self) -> None:
@@ -244,7 +246,9 @@ class Chat:
         # One token must run even if all are known: their logits are gone.
         known = min(_common_prefix(self.token_ids, ids), len(ids) - 1)
         known = int(self._batch.rewind(known)[0])
-        self._reply = self._model.stream_after(self._batch, ids[known:], params, ids[:known])
+        self._reply = self._model.stream_after(
+            self._batch, ids[known:], params, ids[:known], begun=ids if begun else ()
+        )
         self._messages, self._sent, self._begun = messages, ids, begun
         return self._reply
 
@@ -277,10 +281,22 @@ class Chat:
             if len(ids) <= count:
                 return messages[:kept]
             if is_answer and start < count:
-                decode = self._model.tokenizer.decode
-                text = decode(ids[:count])[len(decode(ids[:start])) :]
-                return [*head, _message("assistant", text)] if text else head
+                return self._begun_within(head, ids, start, count)
         return []
+
+    def _begun_within(
+        self, head: list[Message], ids: Sequence[int], start: int, count: int
+    ) -> list[Message]:
+        """What of an answer, tokens from `start` on, is within `count` tokens: whole characters."""
+        decode = self._model.tokenizer.decode
+        before = len(decode(ids[:start]))
+        for end in range(count, start, -1):
+            text = decode(ids[:end])[before:].rstrip(REPLACEMENT)
+            messages = [*head, _message("assistant", text)]
+            # What a part is encoded to need not be a part of what the whole was.
+            if text and len(self._encode(messages, goes_on=True)) <= count:
+                return messages
+        return head
 
     def _shared_prefix(self) -> list[int]:
         """The tokens that every conversation with this system message begins with."""

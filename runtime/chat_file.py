@@ -42,21 +42,23 @@ def write_chat(path: str | Path, chat: SavedChat) -> None:
     """
     path = Path(path)
     try:
-        text = json.dumps({"format": FORMAT, **asdict(chat)}, indent=1, ensure_ascii=False)
+        raw = {"format": FORMAT, **asdict(chat)}
+        data = json.dumps(raw, indent=1, ensure_ascii=False, allow_nan=False).encode("utf-8")
     except (TypeError, ValueError) as error:
         raise InputError("the chat cannot be saved as JSON", found=error) from error
     try:
         handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
         try:
-            with open(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text + "\n")
+            with open(handle, "wb") as file:
+                file.write(data + b"\n")
             os.replace(part, path)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(part)
             raise
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written", found=error.strerror) from error
+    except (OSError, ValueError) as error:  # a path with a NUL is no path
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path}: cannot be written", found=reason) from error
 
 
 def read_chat(path: str | Path) -> SavedChat:
@@ -99,9 +101,24 @@ def _are_ids(value: object) -> bool:
     return isinstance(value, list) and all(type(item) is int for item in value)
 
 
+def _are_settings(value: object) -> bool:
+    """Of the types that `ChatSettings` has; what else is there it refuses by name."""
+    if not isinstance(value, dict) or not isinstance(value.get("variables", {}), dict):
+        return False
+    lists = [value[key] for key in ("tools", "documents") if value.get(key) is not None]
+    named = value.get("name") is None or isinstance(value["name"], str)
+    return named and all(
+        isinstance(listed, list) and all(isinstance(item, dict) for item in listed)
+        for listed in lists
+    )
+
+
 _FIELDS: Mapping[str, tuple[Callable[[object], bool], str]] = {
     "system": (lambda value: value is None or isinstance(value, str), "text or null"),
     "messages": (_are_messages, "a list of objects with 'role'"),
-    "settings": (lambda value: isinstance(value, dict), "an object"),
+    "settings": (
+        _are_settings,
+        "an object of tools and documents (lists of objects), name (text) and variables (an object)",
+    ),
     "token_ids": (_are_ids, "a list of whole numbers"),
 }

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onnxlm.runtime.arrays import Floats
-from onnxlm.runtime.logits_rules import LogitsRules, apply_rules
+from onnxlm.runtime.logits_rules import LogitsRules, apply_rules, check_left
 from onnxlm.runtime.logprobs import TokenLogprob, log_normalizers, token_logprob
 from onnxlm.runtime.randomness import uniforms
 from onnxlm.runtime.row_history import RowHistory
@@ -84,6 +84,7 @@ class TokenChooser:
         if self._histories is not None:
             histories = [self._histories[row] for row in rows]
             ruled = apply_rules(own, [self._rules[row] for row in rows], histories)
+            check_left(ruled, histories)
         settings = self._draws if everyone else self._draws.rows(rows)
         chosen = sample(ruled, settings, self._numbers()[rows])
         self._record(rows, chosen, own)

@@ -244,6 +244,10 @@ class Batch:
             return self._places.by_row(kept)
         return wanted
 
+    def expect(self, rows: int) -> None:
+        """Have the next prompt see to room for so many rows, which `reorder` will make of these."""
+        self.cache.expected = rows
+
     def reorder(self, rows: Ids) -> None:
         """Let row i go on from what row `rows[i]` holds, int64 [new B]; a row may be taken several times.
 

@@ -58,7 +58,7 @@ class InPlaceCache:
         self._budget = budget
         # Rows are moved by the processor, in its own memory.
         self.partial = on_host(device) and all(s.shape[0] == io_spec.BATCH for s in states)
-        self.running = rows
+        self.running = self.expected = rows
         self._lengths = [0] * rows
         self._next = self._lengths
         self._step_mask: Ids | None = None
@@ -145,7 +145,7 @@ class InPlaceCache:
 
     def fits(self, columns: int, call: int) -> bool:
         """Whether the buffers have so many columns left, and those with a window room for the call."""
-        if self._columns(columns) > self.capacity:
+        if self._columns(columns) > self.capacity or self.expected > len(self._lengths):
             return False
         return not self._window or self._columns_of_windows(self.capacity, call) <= self._windowed
 
@@ -159,10 +159,10 @@ class InPlaceCache:
         if needed > wanted:
             wanted = max(needed, self.capacity * 3 // 2)
             wanted = min(-(-wanted // _STEP) * _STEP, self._context_length)
-        rows = len(self._lengths)
 
         def size(count: int) -> int:
-            return bytes_at(self._states, rows, count, self._columns_of_windows(count, call))
+            windowed = self._columns_of_windows(count, call)
+            return bytes_at(self._states, self.expected, count, windowed)
 
         before = self.capacity, self._windowed
         capacity = affordable(size, needed, wanted, self._budget, held=self.nbytes)
@@ -218,6 +218,7 @@ class InPlaceCache:
             self._lengths = lengths
             self._step_mask = None
         self.run_first(rows.size)
+        self.expected = rows.size
 
     def fork(self) -> InPlaceCache:
         """The columns that hold tokens, in new buffers."""

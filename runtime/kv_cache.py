@@ -30,6 +30,7 @@ class KVCache(Protocol):
         buffers: The next call's pasts, by graph input.
         partial: Whether a call may leave out the last rows.
         running: Rows that the next call runs, from the first on; B where `partial` is false.
+        expected: Rows that `reorder` will make of these; room must be there for so many.
         evicted: What the next call's `io_spec.EVICTED` is; None where graphs have no such input.
     """
 
@@ -37,6 +38,7 @@ class KVCache(Protocol):
     evicted: ort.OrtValue | None
     partial: bool
     running: int
+    expected: int
 
     @property
     def lengths(self) -> Ids:

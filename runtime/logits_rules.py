@@ -42,7 +42,8 @@ class LogitsRules:
         self.params = params
         singles = (((token_id,), bias) for token_id, bias in params.logit_bias)
         self.biases: tuple[Bias, ...] = (*params.sequence_bias, *singles)
-        self._ends = sorted(ends)
+        # A package may name an end that its vocabulary has not: it never comes.
+        self._ends = sorted(token_id for token_id in ends if token_id < vocab_size)
         # A whole text may be forbidden, but never that texts end.
         self._bad_words = [ids for ids in params.bad_words_ids if ids[0] not in ends or ids[1:]]
         self.counts = params.presence_penalty != 0 or params.frequency_penalty != 0
@@ -80,10 +81,7 @@ def apply_rules(
         histories: What each row holds.
 
     Returns:
-        float [rows, vocab_size].
-
-    Raises:
-        InputError: The rules leave a row no token.
+        float [rows, vocab_size]; all -inf in a row that is left no token, see `check_left`.
     """
     if all(one.idle for one in rules):
         return logits
@@ -104,14 +102,26 @@ def apply_rules(
     if any(one.bans for one in rules):
         pairs = zip(rules, histories, strict=True)
         logits = ban(logits, [one.banned(history) for one, history in pairs])
+    return logits
+
+
+def check_left(logits: Logits, histories: Sequence[RowHistory]) -> None:
+    """Look whether rules leave anything to choose from.
+
+    Args:
+        logits: float [choices, n]; of each row one is chosen.
+        histories: What is held where each choice is made.
+
+    Raises:
+        InputError: They do not.
+    """
     left = np.isfinite(logits.max(axis=1))
     if not left.all():
         raise InputError(
             "the generation fields leave no token to choose from",
-            found=f"all {logits.shape[1]} banned at token {histories[int(left.argmin())].new_tokens}",
+            found=f"all banned at token {histories[int(left.argmin())].new_tokens}",
             fix="ban fewer tokens",
         )
-    return logits
 
 
 def _check_ids(params: SamplingParams, vocab_size: int) -> None:

@@ -114,9 +114,13 @@ class LanguageModel:
         ids: Sequence[int],
         params: SamplingParams,
         held: Sequence[int] = (),
+        begun: Sequence[int] = (),
     ) -> TextIterator:
-        """Continue what `batch` (of one row) holds, the tokens `held`, with new tokens `ids`."""
-        run = self._begin(batch, [list(ids)], [params], [list(held)])
+        """Continue what `batch` (of one row) holds, the tokens `held`, with new tokens `ids`.
+
+        The last of all these, `begun`, are one text with what comes; a new text begins where there are none.
+        """
+        run = self._begin(batch, [list(ids)], [params], [list(held)], [list(begun)])
         return TextIterator(run.text(), lambda: run.result(0), run.cancelled)
 
     def _begin(
@@ -125,6 +129,7 @@ class LanguageModel:
         rows: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
         held: Sequence[Sequence[int]] = (),
+        begun: Sequence[Sequence[int]] = (),
     ) -> Run:
         if any(one.prompt_lookup_num_tokens is not None for one in params):
             self._check_shared_weights()
@@ -142,6 +147,7 @@ class LanguageModel:
             vocab_size=self.sessions.vocab_size,
             tokenizer=self.tokenizer,
             held=held,
+            begun=begun,
             costs=self._costs,
         )
         beams = any(one.num_beams > 1 for one in params)

@@ -27,12 +27,21 @@ class StopMatcher:
         self._held = ""
         self.stopped = False
 
-    def push(self, piece: str) -> str:
-        """Text that no stop string can take back any more."""
+    def push(self, piece: str, may_stop: bool = True) -> str:
+        """Text that no stop string can take back any more.
+
+        Args:
+            piece: What comes next.
+            may_stop: Whether a stop string that is complete with this piece counts.
+        """
         if self.stopped or not piece:
             return ""
-        text = self._held + piece
-        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        text, before = self._held + piece, len(self._held)
+        found = [
+            (at + len(stop), at)
+            for stop in (self._stops if may_stop else ())
+            if (at := text.find(stop, max(0, before + 1 - len(stop)))) >= 0
+        ]
         if found:
             self.stopped, self._held = True, ""
             return text[: min(found)[1]]
@@ -59,14 +68,21 @@ class RowText:
     Args:
         tokenizer: Where the ids come from.
         stops: Stop strings.
+        begun: Tokens of the text that the row goes on with; only what comes behind it is given.
 
     Attributes:
         text: What is certain so far, nothing of a stop string in it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str], begun: Sequence[int] = ()
+    ) -> None:
         self._stream = TextStream(tokenizer)
+        told = "".join(map(self._stream.push, begun))
+        # Characters of what has begun that the stream still holds.
+        self._known = len(tokenizer.decode(begun)) - len(told) if begun else 0
         self._matcher = StopMatcher(stops)
+        self._may_stop = True
         self._finished = False
         self.text = ""
 
@@ -75,14 +91,24 @@ class RowText:
         """Whether a stop string has come."""
         return self._matcher.stopped
 
-    def push(self, token_id: int) -> None:
-        """Take a token."""
-        self.text += self._matcher.push(self._stream.push(token_id))
+    def push(self, token_id: int, may_stop: bool = True) -> None:
+        """Take a token.
+
+        Args:
+            token_id: The token.
+            may_stop: Whether a stop string that is complete with it ends the text.
+        """
+        self._may_stop = may_stop
+        self._take(self._stream.push(token_id))
 
     def finish(self) -> None:
         """Take the text that is still held, after the last token; a second call does nothing."""
         if self._finished:
             return
         self._finished = True
-        self.text += self._matcher.push(self._stream.finish())
+        self._take(self._stream.finish())
         self.text += self._matcher.finish()
+
+    def _take(self, piece: str) -> None:
+        new, self._known = piece[self._known :], max(0, self._known - len(piece))
+        self.text += self._matcher.push(new, self._may_stop)

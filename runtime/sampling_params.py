@@ -226,7 +226,7 @@ def params_of_rows(
         for row in range(rows):
             asked[row][name] = value[row] if each else value
     params = [defaults.with_overrides(fields) for fields in asked]
-    if isinstance(overrides.get("seed"), list | tuple):
+    if kinds["seed"].one_a_row(overrides.get("seed")):
         return params
     before = 0
     for row, one in enumerate(params):

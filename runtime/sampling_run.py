@@ -37,6 +37,7 @@ class Prompts:
         vocab_size: Tokens that the model knows.
         tokenizer: Where the ids come from.
         held: Tokens of each prompt that the batch holds already; rules look at them too.
+        begun: Last tokens of each prompt that are one text with the new ones; none where a new one begins.
         costs: What calls of the model's sessions cost, as far as it is known.
     """
 
@@ -48,6 +49,7 @@ class Prompts:
     vocab_size: int
     tokenizer: Tokenizer
     held: Sequence[Sequence[int]] = ()
+    begun: Sequence[Sequence[int]] = ()
     costs: StepCosts = field(default_factory=StepCosts)
 
     def limits(self, prompt: int) -> RowLimits:
@@ -59,6 +61,18 @@ class Prompts:
             eos=self.eos if params.eos_token_id is None else frozenset(params.eos_token_id),
             stop_token_ids=frozenset(params.stop_token_ids),
         )
+
+    def text(self, prompt: int, token_ids: Sequence[int]) -> str | None:
+        """What new tokens say; None where there is no vocabulary."""
+        if not self.tokenizer.has_text:
+            return None
+        begun = self.begun_of(prompt)
+        whole = self.tokenizer.decode([*begun, *token_ids])
+        return whole[len(self.tokenizer.decode(begun)) :] if begun else whole
+
+    def begun_of(self, prompt: int) -> Sequence[int]:
+        """See `begun`."""
+        return self.begun[prompt] if self.begun else ()
 
     def whole(self, prompt: int) -> list[int]:
         """Every token before the first new one."""
@@ -86,6 +100,8 @@ class Run(Protocol):
 
 class SamplingRun:
     """Tokens one by one, each row by its own settings.
+
+    When it ends the batch holds a row for each prompt again, and the first of its sequences.
 
     Args:
         prompts: What it begins with.
@@ -115,12 +131,13 @@ class SamplingRun:
         )
         self._ids: list[list[int]] = [[] for _ in limits]
         self._texts = [
-            RowText(prompts.tokenizer, one.stop_strings) if one.stop_strings else None
-            for one in self._params
+            self._row_text(row) if one.stop_strings else None
+            for row, one in enumerate(self._params)
         ]
         self._timings = Timings()
         self.cancelled = prompts.batch.cancelled = threading.Event()
         guesses = [one.prompt_lookup_num_tokens for one in prompts.params]
+        prompts.batch.expect(len(self._sources))
         self._batch = speculative(prompts.batch, prompts.held, guesses, prompts.costs)
         self._steps = token_steps(
             self._batch,
@@ -143,6 +160,8 @@ class SamplingRun:
             return
         finally:
             self._batch.settle()
+            if self._batch.rows > len(self._prompts.rows):
+                self._batch.reorder(self._first[:-1])
 
     def _take(self, row: int, token_id: int) -> None:
         self._ids[row].append(token_id)
@@ -152,15 +171,21 @@ class SamplingRun:
         if not (
             self._stops.reasons[row] == "stop" and token_id in self._limits[row].stop_token_ids
         ):
-            text.push(token_id)
+            text.push(token_id, may_stop=self._may_stop(row))
         if self._stops.reasons[row] is not None:
             text.finish()
         if text.stopped:
             self._stops.stop(row)
 
+    def _may_stop(self, row: int) -> bool:
+        """Whether the row's last token may end its text, as an end-of-text token may."""
+        params, before = self._params[row], len(self._ids[row]) - 1
+        held = len(self._prompts.whole(self._sources[row])) + before if params.min_length else 0
+        return before >= params.min_new_tokens and held >= params.min_length
+
     def text(self) -> Generator[str, None, None]:
         """Advance, giving the first row's text as it becomes certain."""
-        text = self._texts[0] or RowText(self._prompts.tokenizer, ())
+        text = self._texts[0] or self._row_text(0)
         self._texts[0], shown = text, 0
         for _ in self.steps():
             if len(text.text) > shown:
@@ -190,14 +215,16 @@ class SamplingRun:
             logprobs=None if params.logprobs is None else self._chooser.logprobs[row],
         )
 
+    def _row_text(self, row: int) -> RowText:
+        begun = self._prompts.begun_of(self._sources[row])
+        return RowText(self._prompts.tokenizer, self._params[row].stop_strings, begun)
+
     def _text_of(self, row: int) -> str | None:
-        if not self._prompts.tokenizer.has_text:
-            return None
         text, ids = self._texts[row], self._ids[row]
         if text is not None and self._params[row].stop_strings:
             return text.text
         stopped = self._stops.reasons[row] == "stop"
-        return self._prompts.tokenizer.decode(ids[:-1] if stopped else ids)
+        return self._prompts.text(self._sources[row], ids[:-1] if stopped else ids)
 
 
 def _with_own_seed(params: SamplingParams, copy: int) -> SamplingParams:

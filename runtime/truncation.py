@@ -15,18 +15,19 @@ from onnxlm.runtime.arrays import Floats
 from onnxlm.runtime.candidates import Candidates, weights
 from onnxlm.runtime.selection import least_keys_with_mass, top_columns
 
-# The least number that float32 divides by without losing precision.
+# The least number that float32 divides by without losing precision, and the largest that it holds.
 _LEAST_TEMPERATURE = float(np.finfo(np.float32).tiny)
+_MOST_TEMPERATURE = float(np.finfo(np.float32).max)
 # Above this width a nucleus is found by selection, below it by sorting.
 _SORTED_WIDTH = 2048
 
 
 def scale_temperature(candidates: Candidates, temperature: ArrayLike) -> Candidates:
     """Divide the logits by a temperature above 0, as differences to the largest, which cannot overflow."""
-    least = np.maximum(np.asarray(temperature, dtype=np.float64), _LEAST_TEMPERATURE)
+    held = np.asarray(temperature, dtype=np.float64).clip(_LEAST_TEMPERATURE, _MOST_TEMPERATURE)
     with np.errstate(over="ignore"):  # far below the largest becomes -inf, which is right
         logits = candidates.logits - candidates.logits.max(axis=1, keepdims=True)
-        logits /= np.broadcast_to(least, len(logits)).astype(np.float32)[:, None]
+        logits /= np.broadcast_to(held, len(logits)).astype(np.float32)[:, None]
     return Candidates(logits, candidates.ids)
 
 

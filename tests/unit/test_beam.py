@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -75,6 +77,43 @@ def test_scores_are_over_length() -> None:
     assert [beam.token_ids for beam in longer.complete] == [(0, 1, 2), (0, 0, 0)]
 
 
+@pytest.mark.parametrize("penalty", [-100.0, -6.0, 100.0])
+@pytest.mark.parametrize("early_stopping", [False, "never"])
+def test_extreme_length_penalties(penalty: float, early_stopping: bool | str) -> None:
+    """Powers beyond what a double holds, and means below any that stands for none."""
+    search = searched(limit=1500, length_penalty=penalty, early_stopping=early_stopping)
+    assert len(search.complete) == 2
+    scores = [beam.score for beam in search.complete]
+    assert scores == sorted(scores, reverse=True)
+    # Long texts win over a power above 0, short ones over one below.
+    lengths = [len(beam.token_ids) for beam in search.complete]
+    assert min(lengths) > 1000 if penalty > 0 else max(lengths) < 10
+
+
+def test_another_thread_sees_whole_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = BeamSearch(BeamSettings(beams=64, limit=400, ends={2}))
+    seen: set[int] = set()
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            seen.add(len(search.running))
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        table = np.log(np.full((64, 100), 0.01))
+        for _ in range(200):
+            search.advance(table)
+    finally:
+        ended.set()
+        looking.join()
+        sys.setswitchinterval(before)
+    assert seen == {64}
+
+
 def test_a_row_keeps_one_of_its_beams() -> None:
     """Both beams go on from row 0: one stays there, and row 1 is the only one that is copied."""
     table = np.log(np.array(TABLE[:1] * 2))
@@ -140,6 +179,12 @@ CASES: list[dict[str, Any]] = [
         "bad_words_ids": [[3], [20, 21]],
         "sequence_bias": [[[40], 3.0], [[7, 8], -9.0]],
         "suppress_tokens": [11, 12],
+    },
+    # No token is left behind an "a": beams with one end there.
+    {
+        "num_beams": 4,
+        "max_new_tokens": 6,
+        "bad_words_ids": [[letter, i] for letter in (3, 4, 7, 20) for i in range(END + 1)],
     },
 ]
 

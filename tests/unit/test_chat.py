@@ -86,6 +86,7 @@ def test_turns_that_end_by_id() -> None:
         {"stop_token_ids": "ids"},
         {"num_beams": 3, "num_return_sequences": 2},
         {"temperature": 2.0, "seed": 5},
+        {"num_return_sequences": 3, "temperature": 2.0},
         {"prompt_lookup_num_tokens": 3},
         {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.chats import common, rendered
-from support.runtime_models import HOT_CONTEXT, at_once, hot_package, loaded
+from support.hot_packages import LETTERS
+from support.runtime_models import HOT_CONTEXT, at_once, changed, hot_package, loaded
 
 from onnxlm.errors import InputError, OnnxlmError
 from onnxlm.runtime import Chat, LanguageModel
@@ -103,8 +105,11 @@ def test_what_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path: Path) -
     (tmp_path / "folder").mkdir()
     with pytest.raises(InputError, match="folder: cannot be written"):
         chat.save(tmp_path / "folder")
-    with pytest.raises(InputError, match="cannot be saved as JSON"):
-        hot().chat(variables={"x": float}).save(tmp_path / "c.json")
+    for value in (float, math.nan, "\udcff"):
+        with pytest.raises(InputError, match="cannot be saved as JSON"):
+            hot().chat(variables={"x": value}).save(tmp_path / "c.json")
+    with pytest.raises(InputError, match="cannot be written; found embedded null byte"):
+        chat.save(str(tmp_path / "c\0.json"))
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
@@ -120,6 +125,9 @@ def test_what_cannot_be_written_is_one_line_and_leaves_nothing(tmp_path: Path) -
         ({"system": 3}, "field 'system'; allowed: text or null"),
         ({"settings": []}, "field 'settings'; allowed: an object"),
         ({"settings": {"tool": 1}}, "field 'settings'"),
+        ({"settings": {"variables": [1]}}, "field 'settings'"),
+        ({"settings": {"name": []}}, "field 'settings'"),
+        ({"settings": {"tools": [3]}}, "field 'settings'"),
         ({"more": 1}, "field 'more'; allowed: none of that name"),
         ({"token_ids": [5, 10_000]}, "token id at position 1 is outside the vocabulary"),
         ({"token_ids": [5] * (HOT_CONTEXT + 1)}, f"found {HOT_CONTEXT + 1} positions"),
@@ -241,6 +249,22 @@ def test_an_answer_that_was_cut_goes_on() -> None:
     whole = at_once([*ids, *reply.result.token_ids])
     assert reply.result.token_ids == whole.argmax(-1)[len(ids) - 1 : -1].tolist()
     assert answer
+
+
+def test_a_space_that_an_answer_goes_on_with_stays() -> None:
+    """A decoder may drop the space that a text begins with, as Llama's does; this text has begun before."""
+    spec = json.loads((hot_package().path / "tokenizer.json").read_text(encoding="utf-8"))
+    strip = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+    spec["decoder"] = {"type": "Sequence", "decoders": [{"type": "Fuse"}, strip]}
+    model = loaded(changed(hot_package(), {"tokenizer.json": spec}).path)
+    chat, space = model.chat(), LETTERS.index(" ")
+    assert "".join(chat.send("Hello", max_new_tokens=1, logit_bias={5: 1e4})) == LETTERS[5]
+    for fields in ({}, {"stop_strings": ["never"]}, {"num_beams": 2}):
+        fork = chat.fork()
+        reply = fork.answer(max_new_tokens=2, logit_bias={space: 1e4}, **fields)
+        assert "".join(reply) == reply.result.text == "  "
+        assert fork.messages[-1]["content"] == LETTERS[5] + "  "
+    assert model.generate("Hello", max_new_tokens=2, logit_bias={space: 1e4}).text == " "
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from transformers import generation
 
 from onnxlm.errors import InputError
 from onnxlm.runtime.bans import ban, completed, repeated_ngrams
-from onnxlm.runtime.logits_rules import LogitsRules, apply_rules
+from onnxlm.runtime.logits_rules import LogitsRules, apply_rules, check_left
 from onnxlm.runtime.penalties import add_biases, ends_with, penalize_counts, penalize_repetition
 from onnxlm.runtime.row_history import RowHistory
 from onnxlm.runtime.sampling_params import SamplingParams
@@ -215,9 +215,17 @@ def test_no_stop_token_comes_too_early_either(field: str) -> None:
 
 def test_no_token_left() -> None:
     rules = LogitsRules(SamplingParams(suppress_tokens=list(range(8))), (), 8)
-    message = "leave no token to choose from; found all 8 banned at token 0; ban fewer tokens"
+    history = RowHistory([1])
+    ruled = apply_rules(LOGITS, [rules], [history])
+    message = "leave no token to choose from; found all banned at token 0; ban fewer tokens"
     with pytest.raises(InputError, match=message):
-        apply_rules(LOGITS, [rules], [RowHistory([1])])
+        check_left(np.concatenate((LOGITS, ruled)), [RowHistory(()), history])
+
+
+def test_an_end_that_the_vocabulary_has_not() -> None:
+    """Some config.json names one."""
+    rules = LogitsRules(SamplingParams(min_new_tokens=2), [5, 8, 900], 8)
+    assert np.isinf(apply_rules(LOGITS, [rules], [RowHistory(())])[0]).nonzero()[0].tolist() == [5]
 
 
 @pytest.mark.parametrize(

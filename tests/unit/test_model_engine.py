@@ -125,6 +125,36 @@ def test_a_budget_of_bytes() -> None:
         load(package.path, kv_budget="much")
 
 
+@pytest.mark.parametrize("fields", [{"num_beams": 4}, {"num_return_sequences": 4, "top_k": 9}])
+@pytest.mark.parametrize("lowering", ["ort", "portable"])
+def test_a_budget_counts_the_rows_to_come(lowering: str, fields: dict[str, Any]) -> None:
+    """Beams and draws of one prompt: refused before the prompt has run, not when its row becomes four."""
+    package = hot_package(lowering)
+    budget = bytes_at(package.manifest.states, 3, 512)
+    model = load(package.path, threads=1, kv_budget=budget)
+    ids = [5, 6] * 145
+    assert len(model.generate(ids, max_new_tokens=2).token_ids) == 2
+    batch, few = Batch(model.sessions, 1), {"max_new_tokens": 2}
+    with pytest.raises(InputError, match=r"no room for .* columns; .*\(kv_budget\)"):
+        list(model.stream_after(batch, ids * 2, model.sampling_params(few | fields)))
+    assert batch.lengths.tolist() == [0]
+    assert batch.cache.nbytes <= budget
+    # The same batch takes one row, and four of a shorter prompt.
+    "".join(model.stream_after(batch, ids, model.sampling_params(few)))
+    batch.rewind(0)
+    "".join(model.stream_after(batch, ids[:100], model.sampling_params(few | fields)))
+    assert batch.cache.nbytes <= budget
+
+
+def test_stop_strings_wait_for_the_least_tokens() -> None:
+    plain = hot().generate("abc", max_new_tokens=30).text
+    early, late = plain[3:5], plain[11:14]
+    made = hot().generate("abc", max_new_tokens=30, stop_strings=[early, late], min_new_tokens=9)
+    assert (made.text, made.finish_reason) == (plain[:11], "stop")
+    made = hot().generate("abc", max_new_tokens=30, stop_strings=[early, late], min_length=12)
+    assert (made.text, made.finish_reason) == (plain[:11], "stop")
+
+
 def test_long_prompts_tell_how_far_they_are() -> None:
     told: list[tuple[str, int, int]] = []
     model = load(hot_package().path, threads=1)

@@ -73,6 +73,25 @@ def test_however_the_text_is_cut(text: str, stops: list[str], cuts: set[int]) ->
         assert len(seen) == min(max(certain), len(expected))
 
 
+@settings(max_examples=500, deadline=None)
+@given(
+    text=st.text("ab🤗", max_size=14),
+    stops=st.lists(st.text("ab🤗", min_size=1, max_size=4), max_size=3),
+    least=st.integers(0, 14),
+)
+def test_stop_strings_that_come_too_early_are_text(text: str, stops: list[str], least: int) -> None:
+    """Only those count that are complete with a character behind the first `least`."""
+    matcher = StopMatcher(stops)
+    got = [matcher.push(letter, count >= least) for count, letter in enumerate(text)]
+    ends = [
+        (end, max(len(stop) for stop in stops if text[:end].endswith(stop)))
+        for end in range(least + 1, len(text) + 1)
+        if any(text[:end].endswith(stop) for stop in stops)
+    ]
+    expected = text[: ends[0][0] - ends[0][1]] if ends else text
+    assert "".join([*got, matcher.finish()]) == expected
+
+
 def is_certain(text: str, count: int, stops: Sequence[str]) -> bool:
     """Whether no continuation can take back any of the first characters."""
     if ended(text, stops) != text:

@@ -234,6 +234,7 @@ def test_seeds_of_rows() -> None:
     assert seeds({"seed": 40}, 3) == [40, 41, 42]
     assert seeds({"seed": 2**64 - 1}, 2) == [2**64 - 1, 0]
     assert seeds({"seed": [40, 40, None]}, 3) == [40, 40, None]
+    assert seeds({"seed": np.array([40, 7])}, 2) == [40, 7]
     drawn = {"do_sample": True, "num_return_sequences": 3}
     assert seeds({"seed": 40} | drawn, 3) == [40, 43, 46]
     own = SamplingParams(seed=7)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 
 from onnxlm.errors import InputError
+from onnxlm.runtime.row_text import RowText
 from onnxlm.runtime.streaming import TextStream
 from onnxlm.runtime.tokenizer import Tokenizer
 
@@ -110,6 +111,25 @@ def test_pieces_concatenate_to_the_one_shot_decode(name: str, data: st.DataObjec
     skip = data.draw(st.booleans())
     got = streamed(Tokenizer(backend, {}), ids, skip)
     assert "".join(got) == backend.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("name", sorted(set(STREAMED) - {"bpe"}))
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_a_text_that_goes_on(name: str, data: st.DataObject) -> None:
+    """What comes behind a beginning is what the library has behind it when it decodes both at once."""
+    backend = BACKENDS[name]
+    word = st.integers(0, backend.get_vocab_size() - 1)
+    if name != "byte_level":  # bytes that spell nothing make others of what went before
+        word = st.integers(len(BYTE_TOKENS), backend.get_vocab_size() - 1)
+    begun, new = (data.draw(st.lists(word, max_size=8)) for _ in range(2))
+    before, whole = backend.decode(begun), backend.decode([*begun, *new])
+    assume(whole.startswith(before))
+    row = RowText(Tokenizer(backend, {}), (), begun)
+    for token_id in new:
+        row.push(token_id)
+    row.finish()
+    assert row.text == whole[len(before) :]
 
 
 @pytest.mark.parametrize("name", ["byte_level", "llama"])

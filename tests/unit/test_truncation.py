@@ -137,8 +137,14 @@ def test_rows_with_supports_of_different_size() -> None:
     assert kept(left(rows, top_p=0.1)) == [{1}, {0}]
 
 
-def test_huge_temperature_is_uniform() -> None:
-    table = probabilities_of(scale_temperature(Candidates(logits_of(PROBABILITIES)), 1e30), 8)
+@pytest.mark.parametrize("temperature", [1e30, 1e39, 1.7e308])
+def test_huge_temperature_is_uniform(temperature: float) -> None:
+    """Above what float32 holds as well; what rules have banned stays banned."""
+    logits = logits_of(PROBABILITIES)
+    banned = np.where(np.arange(8) == 3, np.float32(-np.inf), logits)
+    left = probabilities_of(scale_temperature(Candidates(banned), temperature), 8)
+    np.testing.assert_allclose(left[0], np.where(np.arange(8) == 3, 0, 1 / 7), rtol=1e-6)
+    table = probabilities_of(scale_temperature(Candidates(logits), temperature), 8)
     np.testing.assert_allclose(table[0], 1 / 8, rtol=1e-6)
 
 
