@@ -58,7 +58,7 @@ def observe(
         # What makes the values may not need every input: the caches of later layers are cut off.
         feeds = {value.name: feeds[value.name] for value in session.get_inputs()}
         for name, values in zip(names, session.run(names, feeds), strict=True):
-            observer(name, values.reshape(-1, values.shape[-1]))
+            observer(name, values.reshape(-1, values.shape[-1]).astype(np.float32, copy=False))
     progress("calibrate", len(windows), len(windows))
 
 

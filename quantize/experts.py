@@ -4,7 +4,7 @@ Legend: E experts, N inner size, K hidden size, B blocks a row.
 
 What is stored for a weight `w` [E, rows, columns]:
     w.q4, w.q8          uint8 [E, rows, columns * bits / 8], low bits first
-    w.scale             float32 [E, rows, B]; blocks are symmetric
+    w.scale             [E, rows, B], of the activations' type; blocks are symmetric
 
 Routers stay in full precision: they are small, and what they decide is discrete.
 """
@@ -194,7 +194,7 @@ def _stored(
         return pack_matmul(tensor).reshape(shape)
 
     codes = edit.store(f"{name}.q{tensor.bits}", shape, ir.DataType.UINT8, packed)
-    scale = edit.constant(f"{name}.scale", tensor.scale.reshape(count, rows, -1))
+    scale = edit.floats(f"{name}.scale", tensor.scale.reshape(count, rows, -1))
     return codes, scale
 
 

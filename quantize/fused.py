@@ -4,7 +4,7 @@ Legend: N rows (outputs) and K columns (inputs) of a weight, B blocks a row.
 
 What is stored for a weight `w`:
     w.q4, w.q8          uint8, as MatMulNBits reads it: padded to whole blocks, low bits first
-    w.scale             float32 [N, B]
+    w.scale             [N, B], of the activations' type
     w.minimum           float16 [N, B], or w.offset, float32 or float16 [N, B]; neither for symmetric blocks
     w.row_codes         int8 [K, N], and w.row_scale, float32 [N], where prefill has its own weights
 """

@@ -12,6 +12,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from onnxlm.errors import QuantizationError
 from onnxlm.graphs.edit import add_constant, add_tensor, lazy_tensor, move, new_node
 from onnxlm.graphs.linear import Linear
 from onnxlm.quantize.structure import name_of
@@ -25,14 +26,20 @@ class GraphEdit:
         graph: The graph, changed in place.
         stored: Tensors by name that the graphs of one package share; grows.
         short_scales: Whether scales may be stored in 16 bits and widened by a node of the graph.
+        half: Whether the graph's activations are float16; scales and offsets are of their type.
     """
 
     def __init__(
-        self, graph: ir.Graph, stored: dict[str, ir.TensorProtocol], short_scales: bool
+        self,
+        graph: ir.Graph,
+        stored: dict[str, ir.TensorProtocol],
+        short_scales: bool,
+        half: bool = False,
     ) -> None:
         self._graph = graph
         self._stored = stored
         self._short_scales = short_scales
+        self._half = half
         self._block_sums: dict[tuple[ir.Value, int], ir.Value] = {}
         self._row_inputs: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
         self._widened: dict[str, ir.Value] = {}
@@ -78,11 +85,19 @@ class GraphEdit:
         return add_constant(self._graph, name, np.array(value, dtype=dtype))
 
     def scale(self, name: str, tensor: QuantizedTensor) -> ir.Value:
-        """The scales of weight `name`, float32 [N, B]."""
+        """The scales of weight `name`, [N, B]."""
         name = f"{name}.scale"
         if self._short_scales:
             return self._floats(name, tensor.scale)
-        return self.constant(name, tensor.scale)
+        return self.floats(name, tensor.scale)
+
+    def floats(self, name: str, array: NDArray[np.float32]) -> ir.Value:
+        """A constant of the activations' type.
+
+        Raises:
+            QuantizationError: 16 bits do not reach so far.
+        """
+        return self.constant(name, _all_to_half(name, array) if self._half else array)
 
     def add_offsets(self, linear: Linear, tensor: QuantizedTensor, y: ir.Value) -> ir.Value:
         """Y + blocksum(x) @ offset.T: what the offsets of a weight add to its layer's outcome `y`."""
@@ -136,12 +151,14 @@ class GraphEdit:
         return self._row_inputs[linear.x]
 
     def _offset(self, anchor: ir.Node, name: str, tensor: QuantizedTensor) -> ir.Value:
-        """The offsets, float32 [N, B].
+        """The offsets, [N, B].
 
         A GGUF block stores its least value, minimum = offset - centre * scale, in 16 bits: where the
         offsets come back exactly from that, that is what is stored.
         """
         assert tensor.offset is not None
+        if self._half:  # rounded once, and not in every step of a sum
+            return self.floats(f"{name}.offset", tensor.offset)
         centre = float(1 << (tensor.bits - 1))
         minimum = _to_half(tensor.offset - centre * tensor.scale).astype(np.float32)
         if not np.array_equal(minimum + centre * tensor.scale, tensor.offset):
@@ -166,7 +183,9 @@ class GraphEdit:
         return self._block_sums[key]
 
     def _floats(self, name: str, array: NDArray[np.float32]) -> ir.Value:
-        """A float32 constant, on disk in 16 bits where that loses nothing; a session folds the Cast."""
+        """A constant, on disk in 16 bits where that loses nothing; a session folds the Cast."""
+        if self._half:
+            return self.floats(name, array)
         if name not in self._widened:
             half = _to_half(array)
             if np.array_equal(half.astype(np.float32), array):
@@ -176,6 +195,18 @@ class GraphEdit:
             else:
                 self._widened[name] = self.constant(name, array)
         return self._widened[name]
+
+
+def _all_to_half(name: str, array: NDArray[np.float32]) -> NDArray[np.float16]:
+    half = _to_half(array)
+    if not np.isfinite(half).all():
+        raise QuantizationError(
+            f"{name}: a graph of 16 bits cannot hold it",
+            found=float(np.abs(array).max()),
+            allowed=f"up to {np.finfo(np.float16).max}",
+            fix="quantize an fp32 package",
+        )
+    return half
 
 
 def _to_half(array: NDArray[np.float32]) -> NDArray[np.float16]:

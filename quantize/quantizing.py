@@ -31,6 +31,7 @@ from onnxlm.quantize.schemes import Scheme, find_scheme
 from onnxlm.quantize.structure import LinearInput, linear_inputs
 from onnxlm.quantized_tensor import QuantizedTensor
 
+_SOURCES = ("fp32", "fp16")
 _WINDOW = 512
 _WINDOWS = 8
 
@@ -61,7 +62,7 @@ def quantize(
     """Quantize the weights of a full-precision package.
 
     Args:
-        package: A package in fp32.
+        package: A package in fp32, or in fp16, whose activations the quantized one keeps.
         out: A new folder, an empty one, or a package, which is replaced when the new one is whole.
         scheme: Name of a file in `quantize/schemes/`.
         given: Codes that a checkpoint holds already, by parameter; taken over unchanged.
@@ -76,11 +77,11 @@ def quantize(
     chosen = find_scheme(scheme)
     check_destination(out)
     source = package if isinstance(package, Package) else open_package(package)
-    _check_source(source)
+    _check_source(source, options or QuantizeOptions())
     graphs = {name: ir.load(source.graph_path(name)) for name in source.manifest.graphs}
     taken = merge_given(given or {}, source.manifest.parameters)
     codes = _codes(source, graphs, chosen, taken, options or QuantizeOptions(), progress)
-    _rewrite(graphs, codes, source.manifest.lowering)
+    _rewrite(graphs, codes, source.manifest)
     with PackageWriter(out) as writer:
         files = {source.manifest.graphs[name].file: model for name, model in graphs.items()}
         data_name = source.manifest.weights.file
@@ -95,18 +96,25 @@ def quantize(
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source.path / name, copy)
         experts = describe_experts(codes.experts, source.manifest.parameters)
-        spec = QuantizationSpec(scheme, _summary(chosen, codes) | experts)
+        summary = _summary(chosen, codes, source.manifest) | experts
+        spec = QuantizationSpec(scheme, summary)
         return writer.finish(_manifest(source.manifest, graphs, chosen.precision, spec))
 
 
-def _check_source(package: Package) -> None:
+def _check_source(package: Package, options: QuantizeOptions) -> None:
     manifest = package.manifest
-    if manifest.precision != "fp32" or manifest.lowering not in LOWERINGS:
+    if manifest.precision not in _SOURCES or manifest.lowering not in LOWERINGS:
         raise QuantizationError(
             f"{package.path}: cannot be quantized",
             found=f"precision {manifest.precision}, lowering {manifest.lowering}",
-            allowed=f"precision fp32, lowering {' or '.join(LOWERINGS)}",
+            allowed=f"precision {' or '.join(_SOURCES)}, lowering {' or '.join(LOWERINGS)}",
             fix="export it so first",
+        )
+    if options.prefill_rows and manifest.precision != "fp32":
+        raise QuantizationError(
+            "weights of their own for prefill",
+            found=f"a package in {manifest.precision}",
+            allowed="fp32, as their products have activations of 32 bits",
         )
 
 
@@ -202,10 +210,14 @@ def _text_ids(source: Package, text: str | None) -> list[int]:
     return ids
 
 
-def _rewrite(graphs: Mapping[str, ir.Model], codes: Codes, lowering: str) -> None:
+def _rewrite(graphs: Mapping[str, ir.Model], codes: Codes, source: Manifest) -> None:
     """Put the quantized operators and the smoothed vectors into every graph."""
-    rewriter = Rewriter(codes.tensors, lowering, codes.experts)
-    vectors = {name: ir.tensor(values, name=name) for name, values in codes.vectors.items()}
+    half = source.precision == "fp16"
+    rewriter = Rewriter(codes.tensors, source.lowering, codes.experts, half)
+    floats = np.float16 if half else np.float32
+    vectors = {
+        name: ir.tensor(values.astype(floats), name=name) for name, values in codes.vectors.items()
+    }
     for name, model in graphs.items():
         rewriter.rewrite(model.graph, codes.rows if name == io_spec.PREFILL else None)
         for vector, tensor in vectors.items():
@@ -213,9 +225,10 @@ def _rewrite(graphs: Mapping[str, ir.Model], codes: Codes, lowering: str) -> Non
         drop_unused(model)
 
 
-def _summary(scheme: Scheme, codes: Codes) -> dict[str, object]:
+def _summary(scheme: Scheme, codes: Codes, source: Manifest) -> dict[str, object]:
     return {
         **scheme.summary,
+        "activations": source.precision,
         "smoothing": scheme.smoothing,
         "taken_over": len(codes.taken_over),
         "prefill_weights": "own, one scale per row" if codes.rows else "shared",

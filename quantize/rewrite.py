@@ -49,6 +49,7 @@ class Rewriter:
         tensors: Codes by the name of the weight that they replace.
         lowering: "ort" or "portable", the operators that the graphs are made of.
         experts: Codes of experts by the name of the weight.
+        half: Whether the graphs' activations are float16.
     """
 
     def __init__(
@@ -56,7 +57,9 @@ class Rewriter:
         tensors: Mapping[str, QuantizedTensor],
         lowering: str = "ort",
         experts: Mapping[str, QuantizedTensor] | None = None,
+        half: bool = False,
     ) -> None:
+        self._half = half
         self._tensors = tensors
         self._experts = experts or {}
         self._make = _OPERATORS[lowering]
@@ -69,7 +72,7 @@ class Rewriter:
             graph: The graph, changed in place; the weights stay, unread.
             rows: Weights that this graph reads with one scale per row instead, by the same names.
         """
-        edit = GraphEdit(graph, self._stored, self._make.SHORT_SCALES)
+        edit = GraphEdit(graph, self._stored, self._make.SHORT_SCALES, self._half)
         operators = self._make(edit)
         rewrite_experts(edit, graph, self._experts)
         tables = set()

@@ -103,6 +103,13 @@ def eager(family: str, variant: str) -> DecoderLM:
 
 
 @functools.cache
+def half_source(family: str, lowering: str = "ort") -> Package:
+    """The fp16 package of the tiny model."""
+    out = new_folder() / "fp16"
+    return export(checkpoint(family, "tiny"), out, precision="fp16", lowering=lowering)
+
+
+@functools.cache
 def source(family: str, variant: str, lowering: str = "ort") -> Package:
     """Its fp32 package; where the graph tests have the model too, of the program that they have traced."""
     folder, out = checkpoint(family, variant), new_folder() / "fp32"

@@ -34,17 +34,22 @@ ROUNDED_EXPERTS = tolerance("experts", "int8")
 _ROUTER = ".router.gate.weight"
 
 
-def assert_computes(package: Package, model: DecoderLM) -> None:
+def assert_computes(package: Package, model: DecoderLM, exact: float = EXACT) -> None:
     """The graphs compute what `model` does, but for the activations that they round.
+
+    Args:
+        package: The package.
+        model: Its weights, in fp32.
+        exact: The bound where activations are not rounded to 8 bits.
 
     With the accuracy level turned down, nothing is rounded but the inputs of 8-bit experts: QMoE rounds those
     at every level.
     """
     if package.manifest.lowering == "portable":
-        assert_follows(package.path, model, EXACT, optimized=False)
+        assert_follows(package.path, model, exact, optimized=False)
     else:
         folder = _exact_copy(package)
-        bound = ROUNDED_EXPERTS if 8 in expert_bits(package.path) else EXACT
+        bound = ROUNDED_EXPERTS if 8 in expert_bits(package.path) else exact
         for optimized in (False, True):
             assert_follows(folder, model, bound, optimized)
     assert_follows(package.path, model, ROUNDED)

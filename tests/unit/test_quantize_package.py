@@ -177,13 +177,13 @@ def test_an_unknown_scheme_is_refused(tmp_path: Path) -> None:
     assert message == "scheme is not known; found 'int3'; allowed: int4, int8"
 
 
-def test_a_package_in_half_precision_is_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "fp16"
-    export(source("llama", "tiny").path, folder, precision="fp16")
+def test_a_package_of_another_lowering_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "plain"
+    export(source("llama", "tiny").path, folder, lowering="plain")
     message = refusal(lambda: quantize(folder, tmp_path / "q"))
     assert message == (
-        f"{folder}: cannot be quantized; found precision fp16, lowering ort; "
-        "allowed: precision fp32, lowering ort or portable; export it so first"
+        f"{folder}: cannot be quantized; found precision fp32, lowering plain; "
+        "allowed: precision fp32 or fp16, lowering ort or portable; export it so first"
     )
 
 

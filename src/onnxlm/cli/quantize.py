@@ -27,11 +27,16 @@ PrefillRows = Annotated[
 
 @dataclass(frozen=True)
 class Quantize:
-    """Quantize the weights of an fp32 package into a new package."""
+    """Quantize the weights of a full-precision package into a new package.
+
+    Activations keep their type: quantize an fp32 package to run on processors, an fp16 one for GPUs.
+    """
 
     package: Annotated[
         Path,
-        typer.Argument(metavar="PACKAGE", help="Folder of the fp32 package.", show_default=False),
+        typer.Argument(
+            metavar="PACKAGE", help="Folder of an fp32 or fp16 package.", show_default=False
+        ),
     ]
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="Folder of the new package.", show_default=False)
@@ -50,6 +55,7 @@ class Quantize:
 
     examples: ClassVar[tuple[str, ...]] = (
         "onnxlm quantize smollm2-fp32 smollm2-int8 --scheme int8",
+        "onnxlm quantize my-fp16 my-int4-for-gpu --scheme int4",
         "onnxlm quantize my-fp32 my-int4 --scheme int4 --calibration my-text.txt",
     )
 
