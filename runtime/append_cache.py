@@ -11,7 +11,7 @@ import onnxruntime as ort
 from onnxlm.io_spec import StateSpec
 from onnxlm.runtime.arrays import Flags, Ids
 from onnxlm.runtime.cache_rows import reordered
-from onnxlm.runtime.device_buffers import Device, resized
+from onnxlm.runtime.device_buffers import Device, on_host, resized
 from onnxlm.runtime.memory_budget import affordable
 from onnxlm.runtime.state_buffers import (
     ROOM,
@@ -108,13 +108,13 @@ class AppendCache:
         def size(count: int) -> int:
             return bytes_at(self._states, self.expected, count, windowed)
 
-        affordable(size, needed, needed, self._budget)
+        affordable(size, needed, needed, self._budget, on_host=on_host(self._device))
 
     def bind(self, binding: ort.IOBinding) -> None:
         """Bind the pasts; the presents are allocated by the run."""
         for state in self._states:
             binding.bind_ortvalue_input(state.past, self.buffers[state.past])
-            binding.bind_output(state.present, *self._device)
+            binding.bind_output(state.present, *self._device.place)
 
     def commit(self, binding: ort.IOBinding) -> None:
         """Take the presents as the next pasts."""

@@ -23,7 +23,10 @@ class Contestant(Protocol):
     """A model that continues rows of token ids greedily; all rows of a call are equally long."""
 
     def prepare(self) -> str:
-        """Load it; returns what it runs on (ONNX Runtime's name of the provider, or a library's)."""
+        """Load it; returns what it runs on (ONNX Runtime's name of the provider, or a library's).
+
+        One that may run elsewhere than asked for has a method `placement` too, see `PackageContestant`.
+        """
 
     def prefill(self, rows: Rows) -> None:
         """Forget what was, run prompts; done when each row's first new token is known."""
@@ -175,6 +178,11 @@ def reason(error: Exception) -> str:
     return text if isinstance(error, OnnxlmError) else f"{type(error).__name__}: {text}"
 
 
+def settle() -> None:
+    """Let the threads of who ran before go to sleep; before each run, and no part of it."""
+    time.sleep(SETTLE_S)
+
+
 def time_run(contestant: Contestant, rows: Rows, case: Case) -> Sample:
     """Run a case and take the time of each call.
 
@@ -183,7 +191,6 @@ def time_run(contestant: Contestant, rows: Rows, case: Case) -> Sample:
         rows: Token ids, at least as many a row as the case's longest prompt or context.
         case: What to run.
     """
-    time.sleep(SETTLE_S)
     clock = time.perf_counter
     start = clock()
     contestant.prefill([row[: case.prompt_tokens] for row in rows])

@@ -69,12 +69,16 @@ class Loaded:
     Attributes:
         load_s: Seconds to load the model.
         runs_on: What it really runs on.
-        libraries: Versions of the libraries that run models, by name.
+        libraries: Versions of the libraries that run models, and of Python, by name.
+        fallback: Why that is not, or not wholly, what was asked for; None when it is.
+        nodes: Graph -> provider -> operator -> nodes, by ONNX Runtime's names; None where it does not tell.
     """
 
     load_s: float
     runs_on: str
     libraries: dict[str, str]
+    fallback: str | None = None
+    nodes: dict[str, dict[str, dict[str, int]]] | None = None
 
 
 class Child:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from onnxlm.runtime.bench import Case, Sample
+from onnxlm.strict_json import YOUNGER
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Point:
         decode_p50_ms: As in `Speed`.
         decode_p95_ms: As in `Speed`.
         decode_p99_ms: As in `Speed`.
+        rounds: Rows by the median step, of each round: what runs are compared by.
     """
 
     context_length: int
@@ -79,6 +81,7 @@ class Point:
     decode_p50_ms: float
     decode_p95_ms: float
     decode_p99_ms: float
+    rounds: tuple[float, ...] = field(default=(), metadata={YOUNGER: True})
 
 
 def round_figures(sample: Sample, prompt_tokens: int, batch: int = 1) -> Round:
@@ -120,7 +123,7 @@ def curve(samples: Sequence[Sample], case: Case) -> tuple[Point, ...]:
         parts = [sample.step_s[here] for sample in samples]
         rates = [case.batch / float(np.median(part)) for part in parts]
         steps = [step for part in parts for step in part]
-        points.append(Point(length, Spread.of(rates), *_percentiles_ms(steps)))
+        points.append(Point(length, Spread.of(rates), *_percentiles_ms(steps), tuple(rates)))
     return tuple(points)
 
 

@@ -8,8 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from onnxlm.runtime.bench import Case, Rows
-from onnxlm.runtime.bench_child import Child, Spec
+from onnxlm.runtime.bench import Case, Rows, Sample
+from onnxlm.runtime.bench_child import Child, ChildError, Spec
+
+
+class CaseError(ChildError):
+    """The contestant was loaded and failed to run the case."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ def measure_footprint(spec: Spec, rows: Rows, case: Case, loads: int) -> Footpri
         loads: How many loads the median is taken of; one before them fills the caches.
 
     Raises:
-        ChildError: A process failed; says why.
+        CaseError: The model was loaded, and the case failed; says why.
+        ChildError: A process failed before that.
     """
     _load_alone(spec)
     times = [_load_alone(spec) for _ in range(loads - 1)]
@@ -51,7 +56,7 @@ def measure_footprint(spec: Spec, rows: Rows, case: Case, loads: int) -> Footpri
     try:
         bare = child.memory()
         times.append(child.load().load_s)
-        first = child.run(rows, case)
+        first = _run(child, rows, case)
         memory = child.memory()
     except BaseException:
         child.stop(at_once=True)
@@ -65,6 +70,13 @@ def measure_footprint(spec: Spec, rows: Rows, case: Case, loads: int) -> Footpri
         bare_pss_bytes=bare.pss_bytes,
         note=memory.note,
     )
+
+
+def _run(child: Child, rows: Rows, case: Case) -> Sample:
+    try:
+        return child.run(rows, case)
+    except ChildError as error:
+        raise CaseError(str(error)) from error
 
 
 def _load_alone(spec: Spec) -> float:

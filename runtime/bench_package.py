@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from onnxlm import io_spec
+from onnxlm.io_spec import StateSpec
 from onnxlm.manifest import Manifest
 from onnxlm.package import Package
 from onnxlm.runtime.bench import Case, Rows
 from onnxlm.runtime.engine import PREFILL_CHUNK, Batch
 from onnxlm.runtime.graph_cost import Work, node_costs, work_of
 from onnxlm.runtime.graph_reader import read_graph
+from onnxlm.runtime.machine import describe_machine
 from onnxlm.runtime.model import LanguageModel, load
+from onnxlm.runtime.session import assigned_nodes
 from onnxlm.runtime.state_buffers import bytes_at
 from onnxlm.runtime.tokenizer import Tokenizer
 
@@ -32,12 +36,14 @@ class PackageContestant:
         provider: Execution provider.
         threads: Threads inside an operator; 0 is all cores.
         allow_fallback: Run on the CPU where the provider cannot.
+        options: More of what `onnxlm.runtime.load` takes: kv_budget, device_id, gpu_mem_limit, graph_capture.
     """
 
     path: str
     provider: str = "cpu"
     threads: int = 0
     allow_fallback: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
     _model: LanguageModel | None = None
     _batch: Batch | None = None
 
@@ -48,15 +54,23 @@ class PackageContestant:
             self.provider,
             threads=self.threads,
             allow_fallback=self.allow_fallback,
+            **self.options,
         )
         active: list[str] = self._model.sessions.decode.get_providers()
         return active[0]
 
+    def placement(self) -> dict[str, Any]:
+        """Fields of `Loaded`: why it runs elsewhere than asked for, and which provider got which nodes."""
+        model = self._running_model()
+        sessions = model.sessions
+        graphs = {io_spec.PREFILL: sessions.prefill, io_spec.DECODE: sessions.decode}
+        nodes = {name: assigned_nodes(session) for name, session in graphs.items()}
+        known = all(found is not None for found in nodes.values())
+        return {"fallback": model.fallback, "nodes": nodes if known else None}
+
     def prefill(self, rows: Rows) -> None:
         """Run prompts in a new batch."""
-        if self._model is None:
-            raise RuntimeError("prefill() without prepare()")
-        self._batch = Batch(self._model.sessions, len(rows))
+        self._batch = Batch(self._running_model().sessions, len(rows))
         self.extend(rows)
 
     def extend(self, rows: Rows) -> None:
@@ -67,6 +81,11 @@ class PackageContestant:
     def step(self) -> None:
         """One greedy step."""
         self._running().decode_tokens()
+
+    def _running_model(self) -> LanguageModel:
+        if self._model is None:
+            raise RuntimeError("used without prepare()")
+        return self._model
 
     def _running(self) -> Batch:
         if self._batch is None:
@@ -117,6 +136,24 @@ def package_work(package: Package) -> Callable[[Case], tuple[Work, Work]]:
         return Work(prefill.bytes * calls, prefill.flops), Work(step.bytes + cached, step.flops)
 
     return work
+
+
+def cache_refusal(states: Sequence[StateSpec], device: str) -> Callable[[Case], str | None]:
+    """What is against a case before its rows are even made: more keys and values than the machine has memory.
+
+    Args:
+        states: Of the package.
+        device: Where its buffers lie; only of the processor's memory is it known how much there is.
+    """
+    memory = describe_machine().memory_bytes if device == "cpu" else None
+
+    def refuse(case: Case) -> str | None:
+        needed = bytes_at(states, case.batch, case.positions)
+        if memory is None or needed <= memory:
+            return None
+        return f"keys and values need {needed:,} bytes, the machine has {memory:,}"
+
+    return refuse
 
 
 def file_bytes(manifest: Manifest) -> int:

@@ -1,7 +1,7 @@
 """Results of a benchmark: everything known of each contestant, and the JSON file that holds it.
 
 The fields of these classes are the file's; `docs/benchmarking.md` describes them. A change of them is a new
-version of `SCHEMA`.
+version of `SCHEMA`. Files of an earlier version are read where what is new may be missing (`YOUNGER`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from onnxlm import strict_json
 from onnxlm.errors import InputError, PackageError
@@ -20,9 +20,18 @@ from onnxlm.runtime.bench_figures import Point, Round, Speed, Spread
 from onnxlm.runtime.bench_footprint import Footprint
 from onnxlm.runtime.machine import Machine
 
-SCHEMA = "onnxlm.bench/2"
+SCHEMA = "onnxlm.bench/3"
+_READ = (SCHEMA, "onnxlm.bench/2")
+# Why a row has no figures though nothing failed.
+INTERRUPTED = "interrupted before its turn"
 # From here on others disturb the figures.
 BUSY_CORES = 0.2
+_T = TypeVar("_T")
+
+
+def _younger(default: _T) -> _T:
+    """A field that files of the version before have not."""
+    return field(default=default, metadata={strict_json.YOUNGER: True})
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,9 @@ class Label:
         file_bytes: Size of graphs and weights; None for a baseline.
         quality: "kl" and "top1" against the full-precision model, as the manifest has them.
         baseline: Packages are compared with it.
+        source: What the package was made from, or what a baseline loads: the two are compared where that is
+            the same.
+        options: Of the session, where they were given: kv_budget, device_id, gpu_mem_limit, graph_capture.
     """
 
     model: str
@@ -48,6 +60,8 @@ class Label:
     file_bytes: int | None = None
     quality: Mapping[str, float] = field(default_factory=dict)
     baseline: bool = False
+    source: str | None = _younger(None)
+    options: Mapping[str, Any] | None = _younger(None)
 
 
 @dataclass(frozen=True)
@@ -57,21 +71,26 @@ class Contestant:
     Attributes:
         label: Who.
         runs_on: ONNX Runtime's name of the provider that really ran, or a baseline's library.
-        libraries: Versions of the libraries in its process.
-        footprint: Load time, first run and memory, on the case that needs most.
+        libraries: Versions of Python and of the libraries in its process.
+        footprint: Load time, first run and memory, on the case that needs most of those that run.
+        fallback: Why it did not, or not wholly, run on the provider asked for; None when it did.
+        nodes: Graph -> provider -> operator -> nodes, by ONNX Runtime's names; None where it does not tell,
+            as on the CPU alone.
     """
 
     label: Label
     runs_on: str | None
     libraries: Mapping[str, str]
     footprint: Footprint | None
+    fallback: str | None = _younger(None)
+    nodes: Mapping[str, Mapping[str, Mapping[str, int]]] | None = _younger(None)
 
     @property
     def provider(self) -> str:
         """The provider asked for, and the one that ran where that is another."""
         wanted = self.label.ort_name
         if wanted is None or self.runs_on is None or wanted == self.runs_on:
-            return self.label.provider
+            return f"{self.label.provider}{'' if self.fallback is None else ' (partly on CPU)'}"
         return f"{self.label.provider} (ran on {self.runs_on.removesuffix('ExecutionProvider')})"
 
 
@@ -153,6 +172,7 @@ class Report:
         contestants: In the order in which they took turns.
         rows: By contestant, then by case.
         curves: By contestant, then by case.
+        warnings: What went wrong beside the contestants, a line each.
         schema: Name and version of this form.
     """
 
@@ -166,6 +186,7 @@ class Report:
     contestants: tuple[Contestant, ...]
     rows: tuple[Row, ...]
     curves: tuple[Curve, ...]
+    warnings: tuple[str, ...] = _younger(())
     schema: str = SCHEMA
 
     def to_json(self) -> str:
@@ -181,13 +202,22 @@ class Report:
         """The contestant of a row."""
         return self.contestants[row.contestant]
 
+    @property
+    def rounds_done(self) -> int:
+        """Rounds that were run to the end; what failed on its own does not count."""
+        if not self.interrupted:
+            return self.plan.repeats
+        whole = [row.repeats for row in self.results if row.failure in (None, INTERRUPTED)]
+        return min(whole or [row.repeats for row in self.results], default=0)
+
     def notes(self) -> list[str]:
         """What to know of all figures."""
         footprints = [c.footprint for c in self.contestants if c.footprint is not None]
         lines = sorted({footprint.note for footprint in footprints if footprint.note})
         if self.interrupted:
-            fewest = min((row.repeats for row in self.results), default=0)
-            lines.append(f"interrupted: {fewest} of {self.plan.repeats} rounds were run to the end")
+            done = f"{self.rounds_done} of {self.plan.repeats} rounds"
+            lines.append(f"interrupted: {done} were run to the end")
+        lines += self.warnings
         if self.energy_note:
             lines.append(self.energy_note)
         if self.foreign_load_cores is not None and self.foreign_load_cores >= BUSY_CORES:
@@ -209,7 +239,7 @@ def read_report(file: Path) -> Report:
         value: dict[str, Any] = strict_json.load_object(file)
     except PackageError as error:
         raise InputError(str(error)) from error
-    if value.get("schema") != SCHEMA:
+    if value.get("schema") not in _READ:
         found = value.get("schema", "no field 'schema'")
         raise InputError(f"{file}: is no report of a benchmark", found=found, fix=again)
     try:

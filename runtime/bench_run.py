@@ -11,8 +11,8 @@ from onnxlm.progress import Progress, silent
 from onnxlm.runtime.bench import Case, Plan, Rounds, Rows, Sample, Track, reason
 from onnxlm.runtime.bench_child import Child, Loaded, Spec
 from onnxlm.runtime.bench_figures import Spread, curve, round_figures, speed
-from onnxlm.runtime.bench_footprint import Footprint, measure_footprint
-from onnxlm.runtime.bench_report import Contestant, Curve, Label, Rates, Report, Row
+from onnxlm.runtime.bench_footprint import CaseError, Footprint, measure_footprint
+from onnxlm.runtime.bench_report import INTERRUPTED, Contestant, Curve, Label, Rates, Report, Row
 from onnxlm.runtime.energy import EnergyMeter
 from onnxlm.runtime.graph_cost import Work
 from onnxlm.runtime.machine import describe_machine
@@ -31,6 +31,7 @@ class Entry:
         rows: Token ids of (length, batch).
         context_length: Most positions.
         work: What (prefill, a decode step) of a case must do at the least; None where that is not known.
+        refuse: Why a case cannot be run, where that is known before; None when nothing is against it.
         failure: Why nothing of it is run; None when nothing is against it.
         loaded: What its process said, once it is loaded.
         footprint: Load time and memory, once measured.
@@ -42,6 +43,7 @@ class Entry:
     rows: Callable[[int, int], Rows]
     context_length: int
     work: Callable[[Case], tuple[Work, Work]] | None = None
+    refuse: Callable[[Case], str | None] = lambda case: None
     failure: str | None = None
     loaded: Loaded | None = None
     footprint: Footprint | None = None
@@ -54,23 +56,43 @@ class Entry:
 
 @dataclass
 class _Machine:
-    """The machine's own rates, measured at the beginning of each round."""
+    """The machine's own rates, measured at the beginning of each round.
+
+    Contestants are measured without them too: what goes wrong here costs the rates alone.
+    """
 
     children: dict[int, Child] = field(default_factory=dict)
     found: dict[int, list[dict[str, float]]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
     def open(self, threads: Sequence[int]) -> None:
         for count in threads:
             spec = Spec("onnxlm.runtime.roofline:Roofline", {"threads": count})
-            self.children[count] = Child(spec)
-            self.children[count].load()
-            self.found[count] = []
+            try:
+                self.children[count] = Child(spec)
+                self.children[count].load()
+                self.found[count] = []
+            except Exception as error:
+                self._drop(count, error)
 
     def measure(self, counts: bool) -> None:
-        for threads, child in self.children.items():
-            rates = child.rates()
+        for threads, child in list(self.children.items()):
+            try:
+                rates = child.rates()
+            except Exception as error:
+                self._drop(threads, error)
+                continue
             if counts:
                 self.found[threads].append(rates)
+
+    def _drop(self, threads: int, error: Exception) -> None:
+        child = self.children.pop(threads, None)
+        if child is not None:
+            child.stop(at_once=True)
+        self.found.pop(threads, None)
+        self.warnings.append(
+            f"the machine's own rates with {threads} threads were not measured: {reason(error)}"
+        )
 
     def rates(self) -> tuple[Rates, ...]:
         return tuple(
@@ -99,7 +121,7 @@ def run_benchmark(
     machine = _Machine()
     rounds = Rounds(plan, by_name, _measure, machine.measure)
     for track in rounds.tracks:
-        track.failure = _too_long(track, by_name[track.name])
+        track.failure = _against(track, by_name[track.name])
     interrupted = True
     try:
         _measure_footprints(by_name, rounds.tracks, loads, progress)
@@ -117,18 +139,19 @@ def run_benchmark(
         for child in (*children, *machine.children.values()):
             child.stop(at_once=interrupted)
     foreign = [cores for child in children for cores in child.foreign_load]
-    return _report(plan, by_name, rounds.tracks, (machine.rates(), foreign), interrupted)
+    return _report(plan, by_name, rounds.tracks, (machine, foreign), interrupted)
 
 
 def _report(
     plan: Plan,
     by_name: Mapping[str, Entry],
     tracks: Sequence[Track],
-    measured: tuple[tuple[Rates, ...], Sequence[float]],
+    measured: tuple[_Machine, Sequence[float]],
     interrupted: bool,
 ) -> Report:
-    """What the run came to; `measured` are the machine's rates and the load of others in each run."""
-    rates, foreign = measured
+    """What the run came to; `measured` are the machine and the load of others in each run."""
+    machine, foreign = measured
+    rates = machine.rates()
     pairs = [(track, by_name[track.name]) for track in tracks]
     return Report(
         machine=describe_machine(),
@@ -149,6 +172,7 @@ def _report(
             for track, entry in pairs
             if track.case.context_lengths
         ),
+        warnings=tuple(machine.warnings),
     )
 
 
@@ -157,30 +181,46 @@ def _measure(entry: Entry, case: Case) -> Sample:
     return entry.child.run(entry.rows_of(case), case)
 
 
-def _too_long(track: Track, entry: Entry) -> str | None:
+def _against(track: Track, entry: Entry) -> str | None:
+    """What is known to be against a case before anything is loaded."""
+    if entry.failure is not None:
+        return None
     wanted = track.case.positions
-    if entry.failure is None and wanted > entry.context_length:
+    if wanted > entry.context_length:
         return f"prompt and new tokens are {wanted}, the context has {entry.context_length}"
-    return None
+    return entry.refuse(track.case)
 
 
 def _measure_footprints(
     entries: Mapping[str, Entry], tracks: Sequence[Track], loads: int, progress: Progress
 ) -> None:
-    """Each entry on the case that needs most; one that fails is not run at all."""
-    cases: dict[str, Case] = {}
+    """Each entry on the case that needs most of those that run; one that does not load is not run at all."""
+    ready: dict[str, list[Track]] = {}
     for track in tracks:
         if track.failure is None and entries[track.name].failure is None:
-            found = cases.get(track.name, track.case)
-            cases[track.name] = max(found, track.case, key=lambda c: c.batch * c.positions)
-    for i, (name, case) in enumerate(cases.items()):
-        progress("load time and memory", i, len(cases))
-        entry = entries[name]
+            ready.setdefault(track.name, []).append(track)
+    for i, (name, own) in enumerate(ready.items()):
+        progress("load time and memory", i, len(ready))
+        own.sort(key=lambda track: track.case.batch * track.case.positions, reverse=True)
+        _measure_footprint(entries[name], own, loads)
+    progress("load time and memory", len(ready), len(ready))
+
+
+def _measure_footprint(entry: Entry, tracks: Sequence[Track], loads: int) -> None:
+    """On the first of these tracks that runs; the ones before it have failed."""
+    for track in tracks:
+        case = track.case
         try:
             entry.footprint = measure_footprint(entry.spec, entry.rows_of(case), case, loads)
+            return
+        except (
+            CaseError,
+            MemoryError,
+        ) as error:  # a smaller case may have room where this had none
+            track.failure = reason(error)
         except Exception as error:  # its rows say so
             entry.failure = reason(error)
-    progress("load time and memory", len(cases), len(cases))
+            return
 
 
 def _load(entries: Mapping[str, Entry], progress: Progress) -> None:
@@ -202,13 +242,15 @@ def _contestant(entry: Entry) -> Contestant:
         runs_on=loaded.runs_on if loaded else None,
         libraries=loaded.libraries if loaded else {},
         footprint=entry.footprint,
+        fallback=loaded.fallback if loaded else None,
+        nodes=loaded.nodes if loaded else None,
     )
 
 
 def _failure(track: Track, entry: Entry, interrupted: bool) -> str | None:
     failure = track.failure or entry.failure
     if interrupted and not track.samples:
-        return failure or "interrupted before its turn"
+        return failure or INTERRUPTED
     return failure
 
 

@@ -51,8 +51,15 @@ def summary(report: Report) -> str:
         for title, values in _values(report, report.rows).items()
         if len(values) == 1
     ]
-    parts = [report.machine.cpu, f"{report.plan.repeats} rounds: median (lowest-highest)", *same]
-    return "; ".join(parts)
+    parts = [report.machine.cpu, f"{report.rounds_done} rounds: median (lowest-highest)", *same]
+    return "; ".join([*parts, *_options(report)])
+
+
+def _options(report: Report) -> list[str]:
+    """Options of the sessions that were given, each once."""
+    given = [who.label.options or {} for who in report.contestants]
+    words = [f"{name} {value}" for options in given for name, value in options.items()]
+    return list(dict.fromkeys(word.removesuffix(" True") for word in words))
 
 
 def speed_table(report: Report) -> Table:
@@ -150,8 +157,8 @@ def rates_table(report: Report) -> Table:
 
 
 def remarks(report: Report) -> list[str]:
-    """Why rows have no figures, or of fewer rounds, a line each."""
-    lines = []
+    """What ran elsewhere than asked for, why rows have no figures, or of fewer rounds, a line each."""
+    lines = [line for who in report.contestants for line in _fallback(who)]
     for row in report.results:
         what = "" if isinstance(row, Row) else ", by context length"
         who = f"{describe(report, row)}{what}: {row.failure}"
@@ -162,13 +169,32 @@ def remarks(report: Report) -> list[str]:
     return lines
 
 
+def _fallback(who: Contestant) -> list[str]:
+    """The reason, and how many nodes each provider was given."""
+    if who.fallback is None:
+        return []
+    parts = [f"fell back: {who.label.model} on {who.provider}: {who.fallback}"]
+    for graph, found in (who.nodes or {}).items():
+        counts = ", ".join(f"{sum(n.values())} on {_short(name)}" for name, n in found.items())
+        parts.append(f"nodes of {graph}: {counts}")
+    return ["; ".join(parts)]
+
+
+def _short(ort_name: str) -> str:
+    return ort_name.removesuffix("ExecutionProvider")
+
+
 def ratios(report: Report) -> list[str]:
-    """How much faster packages are than the baselines: the median of the rounds' own ratios, and its ends."""
+    """How much faster packages are than the baselines of the same source: of the rounds' own ratios.
+
+    Their median, and their ends.
+    """
     lines = []
     for base in report.rows:
         for row in report.rows:
             mine, theirs = report.who(row).label, report.who(base).label
             alike = row.case == base.case and mine.threads == theirs.threads
+            alike = alike and mine.source == theirs.source
             if theirs.baseline and not mine.baseline and alike and row.rounds and base.rounds:
                 parts = [f"prefill {_ratio(row, base, 'prefill_tokens_per_s')}"]
                 if row.case.new_tokens > 1:
@@ -181,7 +207,7 @@ def ratios(report: Report) -> list[str]:
 def describe(report: Report, row: Row | Curve) -> str:
     """A row in words: package on cpu, prompt 128."""
     who = report.who(row)
-    words = [f"{who.label.model} on {who.label.provider}"]
+    words = [f"{who.label.model} on {who.provider}"]
     alike: Sequence[Row | Curve] = report.rows if isinstance(row, Row) else report.curves
     for title, cell in _varying(report, alike):
         words.append(f"{title} {cell(who, row.case)}")

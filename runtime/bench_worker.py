@@ -2,7 +2,8 @@
 
 The first line is a `Spec`: {"target": "module:Class", "fields": {...}, "imports": [...]}. Then
 
-    {"do": "load"}                        -> {"load_s": 0.2, "runs_on": "...", "libraries": {"numpy": "2.4"}}
+    {"do": "load"}                        -> {"load_s": 0.2, "runs_on": "...", "libraries": {"numpy": "2.4"},
+                                              "fallback": null, "nodes": null}
     {"do": "run", "rows": [[1]], "case": {"prompt_tokens": 1, ...}}
                                           -> {"prefill_s": 0.1, "step_s": [0.01, ...], "energy_j": null}
     {"do": "memory"}                      -> {"peak_rss_bytes": 1, "pss_bytes": 1, "note": ""}
@@ -17,12 +18,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import platform
 import sys
 import time
 from dataclasses import asdict
 from typing import Any, TextIO
 
-from onnxlm.runtime.bench import Case, reason, time_run
+from onnxlm.runtime.bench import Case, reason, settle, time_run
 from onnxlm.runtime.energy import EnergyMeter
 from onnxlm.runtime.machine import library_versions
 from onnxlm.runtime.memory import read_memory
@@ -42,10 +44,13 @@ class _Worker:
         start = time.perf_counter()
         runs_on = self._contestant.prepare()
         load_s = time.perf_counter() - start
-        return {"load_s": load_s, "runs_on": runs_on, "libraries": library_versions()}
+        placement: dict[str, Any] = getattr(self._contestant, "placement", dict)()
+        libraries = {"python": platform.python_version(), **library_versions()}
+        return {"load_s": load_s, "runs_on": runs_on, "libraries": libraries, **placement}
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         case = Case(**request["case"])
+        settle()
         before = self._meter.start()
         sample = time_run(self._contestant, request["rows"], case)
         return {**asdict(sample), "energy_j": self._meter.joules_since(before)}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from onnxlm import io_spec
 from onnxlm.io_spec import StateSpec
-from onnxlm.runtime.device_buffers import on_host, taken
+from onnxlm.runtime.device_buffers import Device, on_host, taken
 
 
 def reordered(
@@ -18,7 +18,7 @@ def reordered(
     state: StateSpec,
     rows: NDArray[np.int64],
     used: int,
-    device: tuple[str, int],
+    device: Device,
 ) -> ort.OrtValue:
     """A buffer whose row i holds what row `rows[i]` held; the same buffer, changed, where that can be.
 
@@ -46,7 +46,7 @@ def reordered(
     shape = (*whole.shape[:axis], rows.size, *whole.shape[axis + 1 :])
     new = np.zeros(shape, dtype=whole.dtype)
     np.moveaxis(new[tuple(columns)], axis, 0)[:] = held[rows]
-    return ort.OrtValue.ortvalue_from_numpy(new, *device)
+    return ort.OrtValue.ortvalue_from_numpy(new, *device.place)
 
 
 def drop_first(
@@ -54,7 +54,7 @@ def drop_first(
     state: StateSpec,
     counts: Sequence[int],
     used: Sequence[int],
-    device: tuple[str, int],
+    device: Device,
 ) -> None:
     """Let what a row holds behind its first columns begin at the buffer's first; the buffer stays.
 

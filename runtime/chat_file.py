@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any
 
 from onnxlm.errors import InputError
 from onnxlm.strict_json import load_object
+from onnxlm.whole_file import write_whole
 
 FORMAT = 1
 
@@ -43,19 +41,12 @@ def write_chat(path: str | Path, chat: SavedChat) -> None:
     path = Path(path)
     try:
         raw = {"format": FORMAT, **asdict(chat)}
-        data = json.dumps(raw, indent=1, ensure_ascii=False, allow_nan=False).encode("utf-8")
+        text = json.dumps(raw, indent=1, ensure_ascii=False, allow_nan=False)
+        text.encode("utf-8")
     except (TypeError, ValueError) as error:
         raise InputError("the chat cannot be saved as JSON", found=error) from error
     try:
-        handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        try:
-            with open(handle, "wb") as file:
-                file.write(data + b"\n")
-            os.replace(part, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(part)
-            raise
+        write_whole(path, text + "\n")
     except (OSError, ValueError) as error:  # a path with a NUL is no path
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{path}: cannot be written", found=reason) from error

@@ -8,16 +8,39 @@ from __future__ import annotations
 
 import base64
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from onnxlm.errors import ProviderError
 from onnxlm.runtime.providers import DeviceRequest, find_provider
 from onnxlm.runtime.session import memory_error, run_bound
 
-Device = tuple[str, int]
+
+@dataclass(frozen=True)
+class Device:
+    """Where buffers are.
+
+    Attributes:
+        kind: What ONNX Runtime calls it ("cpu", "cuda").
+        number: Which of its kind.
+        memory_limit: Bytes that each arena of ONNX Runtime may take there; 0 is no limit.
+    """
+
+    kind: str = "cpu"
+    number: int = 0
+    memory_limit: int = 0
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """As ONNX Runtime is told."""
+        return self.kind, self.number
+
+
+HOST = Device()
 
 # y = Pad(Gather(x, r, axis=0), p), opset 18, as serialized models by x's type; tests build them with onnx.
 MOVERS = {
@@ -35,21 +58,26 @@ _DTYPES = {"tensor(float)": "float32", "tensor(float16)": "float16"}
 
 def on_host(device: Device) -> bool:
     """Whether buffers there are the processor's own memory."""
-    return device[0] == "cpu"
+    return device.kind == "cpu"
 
 
 def placed(array: NDArray[Any], device: Device) -> ort.OrtValue:
     """An array as a value: itself on the host, a copy on a device.
 
     Raises:
-        ProviderError: The device has no room for it.
+        ProviderError: The device has no room for it, or fails otherwise.
     """
     if on_host(device):
         return ort.OrtValue.ortvalue_from_numpy(array)
     try:
-        return ort.OrtValue.ortvalue_from_numpy(array, *device)
+        return ort.OrtValue.ortvalue_from_numpy(array, *device.place)
     except Exception as error:  # onnxruntime raises its own classes
-        raise memory_error(find_provider(device[0]).ort_name, error) from error
+        provider = find_provider(device.kind)
+        raise memory_error(provider, error) or ProviderError(
+            f"{provider.ort_name} could load the graphs and cannot make a buffer on device {device.number}",
+            found=str(error),
+            fix="try another provider",
+        ) from error
 
 
 def resized(
@@ -105,7 +133,7 @@ def _moved(
     binding.bind_ortvalue_input("x", buffer)
     binding.bind_cpu_input("r", np.ascontiguousarray(rows, dtype=np.int64))
     binding.bind_cpu_input("p", pads.ravel())
-    binding.bind_output("y", *device)
+    binding.bind_output("y", *device.place)
     run_bound(session, binding)
     return binding.get_outputs()[0]
 
@@ -113,9 +141,10 @@ def _moved(
 @functools.cache
 def _mover(data_type: str, device: Device) -> ort.InferenceSession:
     """A session on the device, kept: it owns the memory that it gave out."""
-    provider = find_provider(device[0])
+    provider = find_provider(device.kind)
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
-    chosen = (provider.ort_name, dict(provider.options(DeviceRequest(device_id=device[1]))))
+    request = DeviceRequest(device.number, device.memory_limit)
+    chosen = (provider.ort_name, dict(provider.options(request)))
     model = base64.b64decode(MOVERS[data_type])
     return ort.InferenceSession(model, options, providers=[chosen], enable_fallback=0)

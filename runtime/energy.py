@@ -19,16 +19,18 @@ class EnergyMeter:
     """
 
     def __init__(self, powercap: Path = _POWERCAP) -> None:
-        # intel-rapl:0 is a processor package (of either maker), intel-rapl:0:1 a part of one.
-        zones = sorted(powercap.glob("intel-rapl:*"))
-        self._zones = [zone for zone in zones if zone.name.count(":") == 1]
-        self.note = "" if self._zones else f"energy not measured: {sys.platform} shows no RAPL here"
+        self._zones: list[Path] = []
+        self._ranges: list[int] = []
         try:
+            zones = sorted(powercap.glob("intel-rapl:*"))
+            self._zones = [zone for zone in zones if _is_package(zone)]
             self._read()
             self._ranges = [_number(zone / "max_energy_range_uj") for zone in self._zones]
         except (OSError, ValueError):
             self.note = f"energy not measured: {powercap} may not be read by this user"
-            self._zones, self._ranges = [], []
+            self._zones = []
+            return
+        self.note = "" if self._zones else f"energy not measured: {sys.platform} shows no RAPL here"
 
     def _read(self) -> list[int]:
         return [_number(zone / "energy_uj") for zone in self._zones]
@@ -46,6 +48,15 @@ class EnergyMeter:
             for now, before, size in zip(self._read(), start, self._ranges, strict=True)
         )
         return sum(used) / 1e6
+
+
+def _is_package(zone: Path) -> bool:
+    """Whether a zone is a whole processor package (of either maker), by the name that it gives itself.
+
+    Beside the packages at the top ("package-0") lies "psys", which is the whole board and counts them again;
+    below one lie its parts ("core", "uncore", "dram").
+    """
+    return (zone / "name").read_text(encoding="ascii").startswith("package")
 
 
 def _number(file: Path) -> int:

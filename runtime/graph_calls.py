@@ -13,14 +13,12 @@ from numpy.typing import NDArray
 
 from onnxlm import io_spec
 from onnxlm.runtime.arrays import Flags, Floats, Ids
-from onnxlm.runtime.device_buffers import Device, on_host, placed
+from onnxlm.runtime.device_buffers import HOST, on_host, placed
 from onnxlm.runtime.graph_capture import Captures
 from onnxlm.runtime.kv_cache import KVCache
 from onnxlm.runtime.session import run_bound
 from onnxlm.runtime.sessions import Sessions
 from onnxlm.runtime.state_buffers import bind_rows
-
-_CPU: Device = ("cpu", 0)
 
 
 def run_prefill(
@@ -48,9 +46,9 @@ def run_prefill(
     binding.bind_cpu_input(io_spec.ATTENTION_MASK, cache.chunk_mask(real))
     if keep is not None:
         # An input with a default is not among those that `bind_cpu_input` knows.
-        kept = placed(np.array(keep, dtype=np.int64), _CPU)
+        kept = placed(np.array(keep, dtype=np.int64), HOST)
         binding.bind_ortvalue_input(io_spec.LOGITS_TO_KEEP, kept)
-    binding.bind_output(output, *_CPU)
+    binding.bind_output(output, *HOST.place)
     cache.bind(binding)
     run_bound(session, binding)
     cache.commit(binding)
@@ -130,7 +128,7 @@ class DecodeSteps:
         if output == io_spec.LOGITS:
             if self._logits is None:
                 # A replayed step copies nothing: its logits stay where it computes them until they are read.
-                device = _CPU if self._captures is None else self._device
+                device = HOST if self._captures is None else self._device
                 zeros = np.zeros((self._rows, 1, self._sessions.vocab_size), dtype=np.float32)
                 self._logits = placed(zeros, device)
             put_out = self._logits
@@ -140,7 +138,11 @@ class DecodeSteps:
         return binding
 
     def _upload_mask(self, key: tuple[str, int], binding: ort.IOBinding, mask: Ids) -> None:
-        """Into the buffer that is bound, as a recorded step reads it there; a new one for another shape."""
+        """Into the buffer that is bound, as a recorded step reads it there; a new one for another shape.
+
+        All of it, though one column has changed: an `OrtValue` has no view of a part, and a graph that makes
+        the mask on the device would be launched at each step.
+        """
         held = self._masks.get(key)
         if held is not None and tuple(held.shape()) == mask.shape and key in self._bindings:
             held.update_inplace(mask)

@@ -165,7 +165,9 @@ class InPlaceCache:
             return bytes_at(self._states, self.expected, count, windowed)
 
         before = self.capacity, self._windowed
-        capacity = affordable(size, needed, wanted, self._budget, held=self.nbytes)
+        capacity = affordable(
+            size, needed, wanted, self._budget, held=self.nbytes, on_host=on_host(self._device)
+        )
         after = capacity, self._columns_of_windows(capacity, call)
         self._step_mask = None
         for state in self._states:

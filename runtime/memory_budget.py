@@ -37,7 +37,12 @@ def read_bytes(text: str | int | None, name: str = "kv_budget") -> int | None:
 
 
 def affordable(
-    size: Callable[[int], int], needed: int, wanted: int, budget: int | None, held: int = 0
+    size: Callable[[int], int],
+    needed: int,
+    wanted: int,
+    budget: int | None,
+    held: int = 0,
+    on_host: bool = True,
 ) -> int:
     """Columns that a cache gets.
 
@@ -45,8 +50,10 @@ def affordable(
         size: Bytes of so many columns, all buffers together; more columns are more bytes.
         needed: Columns that it cannot do without.
         wanted: Columns it would have, so that it need not grow at once again.
-        budget: Most bytes it may take; None for what the machine has left.
+        budget: Most bytes it may take; None for what the machine has left, and for no bound on a device.
         held: Bytes that it has already, and gives back.
+        on_host: Whether it is in the machine's own memory: how much of a device's is left, its provider
+            alone knows, which refuses what does not fit.
 
     Returns:
         From `needed` to `wanted`.
@@ -56,7 +63,7 @@ def affordable(
     """
     allowed, limit = budget, "kv_budget"
     if allowed is None:
-        available = available_memory()
+        available = available_memory() if on_host else None
         if available is None:
             return wanted
         allowed, limit = held + available, "memory that is free"

@@ -156,11 +156,10 @@ class LanguageModel:
     def _check_shared_weights(self) -> None:
         """Guesses are looked at by the prefill graph, whose logits must be those of the decode graph."""
         made = self.package.manifest.quantization
-        weights = "shared" if made is None else made.summary.get("prefill_weights", "shared")
-        if weights != "shared":
+        if made is not None and made.prefill_weights != "shared":
             raise InputError(
                 "prompt_lookup_num_tokens: prefill and decode compute with different weights here",
-                found=f"prefill weights {weights}",
+                found=f"prefill weights {made.prefill_weights}",
                 allowed="shared",
                 fix="leave it out, or quantize without --prefill-rows",
             )

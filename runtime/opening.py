@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from onnxlm import io_spec
 from onnxlm.errors import InputError
+from onnxlm.manifest import Manifest
 from onnxlm.package import Package
+from onnxlm.runtime.device_buffers import HOST, Device
 from onnxlm.runtime.prepacked import PreparedGraphs, open_files, open_graphs, own_files
 from onnxlm.runtime.providers import find_provider
 from onnxlm.runtime.session import (
@@ -41,13 +43,11 @@ def open_sessions(package: Package, config: SessionConfig, packed: bool = True) 
 
     Raises:
         InputError: Steps of the package cannot be recorded.
-        ProviderError: The provider is not known or not available, or does not run such packages.
+        ProviderError: As `check_runs` and `open_session` raise it.
         PackageError: ONNX Runtime cannot load a graph.
     """
     manifest = package.manifest
-    name = usable_provider(config)
-    if not config.allow_fallback:
-        find_provider(name).check_package(name, manifest)
+    check_runs(manifest, config)
     if config.graph_capture and any(state.update != "in_place" for state in manifest.states):
         raise InputError(
             "a decode step of this package has another shape each time and cannot be recorded",
@@ -60,17 +60,41 @@ def open_sessions(package: Package, config: SessionConfig, packed: bool = True) 
         graphs = open_files(PreparedGraphs(own_files(package), cached=False), config)
     decode = graphs[io_spec.DECODE]
     used = provider_in_use(decode)
-    device = find_provider(used).device
     sessions = Sessions(
         prefill=graphs[io_spec.PREFILL],
         decode=decode,
         states=manifest.states,
         vocab_size=manifest.vocab_size,
         context_length=manifest.context_length,
-        device=(device, 0 if device == "cpu" else config.device_id),
+        device=_device(used, config),
         graph_capture=config.graph_capture and used == config.provider,
     )
     return Opened(sessions, _fallback(sessions, config.provider, used))
+
+
+def check_runs(manifest: Manifest, config: SessionConfig) -> None:
+    """Refuse a package that what is asked for does not run; nothing is opened.
+
+    Args:
+        manifest: Of the package.
+        config: Provider, and whether the CPU may stand in for it.
+
+    Raises:
+        ProviderError: The provider is not known or not available, does not run such packages, or the
+            installed ONNX Runtime is too old for them.
+    """
+    name = usable_provider(config)
+    provider = find_provider(name)
+    if not config.allow_fallback:
+        provider.check_package(name, manifest)
+    provider.check_version(manifest)  # on the CPU too: it comes with the same ONNX Runtime
+
+
+def _device(used: str, config: SessionConfig) -> Device:
+    kind = find_provider(used).device
+    if kind == HOST.kind:
+        return HOST
+    return Device(kind, config.device_id, config.gpu_mem_limit)
 
 
 def _fallback(sessions: Sessions, asked: str, used: str) -> str | None:

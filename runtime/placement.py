@@ -11,18 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime as ort
 from numpy.typing import NDArray
 
 from onnxlm import io_spec
 from onnxlm.io_spec import TensorSpec
 from onnxlm.package import Package
-from onnxlm.runtime.providers import find_provider
+from onnxlm.runtime.opening import check_runs
 from onnxlm.runtime.session import (
     SessionConfig,
     assigned_nodes,
     open_session,
+    run_error,
     session_options,
-    usable_provider,
 )
 
 Counts = Mapping[str, Mapping[str, int]]
@@ -71,13 +72,11 @@ def package_placement(package: Package, config: SessionConfig) -> dict[str, Plac
         Graph name -> placement.
 
     Raises:
-        ProviderError: The provider is not known or not available, does not run such packages, or leaves
-            heavy nodes to the CPU.
+        ProviderError: The provider is not known or not available, does not run such packages, leaves heavy
+            nodes to the CPU, or fails to run a graph.
         PackageError: ONNX Runtime cannot load a graph.
     """
-    name = usable_provider(config)
-    if not config.allow_fallback:
-        find_provider(name).check_package(name, package.manifest)
+    check_runs(package.manifest, config)
     in_place = any(state.update == "in_place" for state in package.manifest.states)
     found = {}
     for name, graph in package.manifest.graphs.items():
@@ -87,8 +86,8 @@ def package_placement(package: Package, config: SessionConfig) -> dict[str, Plac
             options.profile_file_prefix = str(Path(folder) / name)
             options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
             session = open_session(package.graph_path(name), config, options)
-            session.run(None, _feeds(graph.inputs, in_place))
-            events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+            profile = _profile_of_run(session, _feeds(graph.inputs, in_place))
+            events = json.loads(profile.read_text(encoding="utf-8"))
         kernels, copies = count_kernels(events)
         found[name] = Placement(assigned_nodes(session), kernels, copies)
     return found
@@ -110,6 +109,17 @@ def count_kernels(events: Iterable[Mapping[str, Any]]) -> tuple[Counts, dict[str
         else:
             kernels.setdefault(event["args"]["provider"], Counter())[operator] += 1
     return {name: dict(found.most_common()) for name, found in kernels.items()}, dict(copies)
+
+
+def _profile_of_run(session: ort.InferenceSession, feeds: Mapping[str, NDArray[Any]]) -> Path:
+    """The file of events of one run; closed in any case, as its folder goes."""
+    try:
+        session.run(None, feeds)
+    except Exception as error:  # onnxruntime raises its own classes, one a status code
+        raise run_error(session, error) from error
+    finally:
+        profile = Path(session.end_profiling())
+    return profile
 
 
 def _feeds(inputs: Iterable[TensorSpec], in_place: bool) -> dict[str, NDArray[Any]]:

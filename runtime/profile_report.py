@@ -105,6 +105,7 @@ class Profile:
         repeats: Runs that count.
         machine: What it ran on.
         phases: "prefill" and "decode".
+        fallback: Why it did not, or not wholly, run on the provider asked for; None when it did.
         schema: Name and version of this form.
     """
 
@@ -118,6 +119,7 @@ class Profile:
     repeats: int
     machine: Machine
     phases: tuple[Phase, ...]
+    fallback: str | None = None
     schema: str = SCHEMA
 
     def to_json(self) -> str:
@@ -137,8 +139,9 @@ class Profile:
         )
 
     def notes(self) -> list[str]:
-        """What the profiler itself costs, a line a phase."""
-        return [
+        """What ran elsewhere than asked for, and what the profiler itself costs, a line a phase."""
+        fell = [] if self.fallback is None else [f"fell back: {self.fallback}"]
+        return fell + [
             f"{phase.name}: {number(phase.plain_ms)} ms without the profiler, "
             f"{number(phase.wall_ms)} ms with it"
             for phase in self.phases

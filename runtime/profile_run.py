@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,27 +15,28 @@ from onnxlm import io_spec
 from onnxlm.errors import InputError
 from onnxlm.package import Package
 from onnxlm.progress import Progress, silent
-from onnxlm.runtime.bench import Case, Rows, Sample, time_run
-from onnxlm.runtime.bench_package import PackageContestant, prompt_rows
+from onnxlm.runtime.bench import Case, Rows, Sample, settle, time_run
+from onnxlm.runtime.bench_package import prompt_rows
 from onnxlm.runtime.cores import usable_cores
 from onnxlm.runtime.engine import PREFILL_CHUNK, Batch
 from onnxlm.runtime.graph_cost import NodeCost, node_costs
 from onnxlm.runtime.graph_reader import read_graph
 from onnxlm.runtime.machine import describe_machine
+from onnxlm.runtime.model import load
 from onnxlm.runtime.prepacked import PreparedGraphs, prepare
 from onnxlm.runtime.profile_events import Calls, Cell, read_calls
 from onnxlm.runtime.profile_report import Phase, Profile
-from onnxlm.runtime.providers import find_provider, require_provider
+from onnxlm.runtime.providers import require_provider
 from onnxlm.runtime.roofline import Roofline
-from onnxlm.runtime.session import SessionConfig, open_session, provider_in_use
+from onnxlm.runtime.session import SessionConfig, open_session
 from onnxlm.runtime.sessions import Sessions
 
 _BOUNDED = "CPUExecutionProvider"
 
 
 @dataclass
-class _Profiled:
-    """A package's sessions as a contestant of a benchmark, its profiler on."""
+class _Running:
+    """Sessions as a contestant of a benchmark, each of whose prompts is one call."""
 
     sessions: Sessions
     batch: Batch | None = None
@@ -44,6 +46,7 @@ class _Profiled:
 
     def prefill(self, rows: Rows) -> None:
         self.batch = Batch(self.sessions, len(rows))
+        self.batch.progress = self._refuse
         self.extend(rows)
 
     def extend(self, rows: Rows) -> None:
@@ -53,6 +56,15 @@ class _Profiled:
     def step(self) -> None:
         assert self.batch is not None
         self.batch.decode_tokens()
+
+    def _refuse(self, stage: str, done: int, total: int) -> None:
+        """What several calls ran cannot be told apart: operators of one are as many as those of all."""
+        assert self.batch is not None
+        raise InputError(
+            "--prompt-tokens",
+            found=total,
+            allowed=f"up to {done}, what one call of the prefill graph runs at a batch of {self.batch.rows}",
+        )
 
 
 class _Machine:
@@ -82,6 +94,8 @@ def profile(
     case: Case,
     repeats: int,
     progress: Progress = silent,
+    *,
+    kv_budget: int | None = None,
 ) -> Profile:
     """Time by operator and layer of prompts and decode steps; a run before them is not counted.
 
@@ -91,27 +105,32 @@ def profile(
         case: Prompt, new tokens and batch; no more than one call's worth of prompt, at least two new tokens.
         repeats: Runs that count.
         progress: Told of the runs.
+        kv_budget: Most bytes of keys and values, see `onnxlm.runtime.load`.
 
     Raises:
-        InputError: The case does not fit the context, or has no decode step.
+        InputError: The case does not fit the context or one call, or has no decode step.
         ProviderError: The provider is not known or not available.
     """
-    require_provider(config.provider)
+    if not config.allow_fallback:
+        require_provider(config.provider)
     _check(package, case)
     rows = prompt_rows(package.path, package.manifest.vocab_size, case.prompt_tokens, case.batch)
-    plain = PackageContestant(str(package.path), config.provider, config.threads)
-    plain.prepare()
+    chosen = {one.name: getattr(config, one.name) for one in dataclasses.fields(config)}
+    model = load(package.path, kv_budget=kv_budget, **chosen)
+    plain = _Running(model.sessions)
     with tempfile.TemporaryDirectory(prefix="onnxlm-profile-") as folder:
         prepared = prepare(package, config)
         opened = _open(prepared, config, Path(folder))
-        contestant = _Profiled(_sessions(package, opened))
+        profiled = {name: opened[name] for name in (io_spec.PREFILL, io_spec.DECODE)}
+        contestant = _Running(dataclasses.replace(model.sessions, **profiled))
         samples: list[Sample] = []
         bare: list[Sample] = []
         machine = _Machine(config, opened)
         for number in range(repeats + 1):
             progress("profile", number, repeats + 1)
-            bare.append(time_run(plain, rows, case))
-            samples.append(time_run(contestant, rows, case))
+            for runner, times in ((plain, bare), (contestant, samples)):
+                settle()
+                times.append(time_run(runner, rows, case))
             machine.measure()
         progress("profile", repeats + 1, repeats + 1)
         calls = _read(prepared, opened, case)
@@ -125,6 +144,7 @@ def profile(
         new_tokens=case.new_tokens,
         repeats=repeats,
         machine=describe_machine(),
+        fallback=model.fallback,
         phases=_phases(calls, samples[1:], bare[1:], machine.best(), package.manifest.precision),
     )
 
@@ -159,19 +179,6 @@ def _open(
         options.profile_file_prefix = str(folder / name)
         sessions[name] = open_session(path, config, options)
     return sessions
-
-
-def _sessions(package: Package, opened: Mapping[str, ort.InferenceSession]) -> Sessions:
-    manifest = package.manifest
-    device = find_provider(provider_in_use(opened[io_spec.DECODE])).device
-    return Sessions(
-        prefill=opened[io_spec.PREFILL],
-        decode=opened[io_spec.DECODE],
-        states=manifest.states,
-        vocab_size=manifest.vocab_size,
-        context_length=manifest.context_length,
-        device=(device, 0),
-    )
 
 
 def _read(

@@ -123,7 +123,7 @@ def open_session(
         session = _create(path, provider, config, options)
     except Exception as error:  # onnxruntime raises its own classes, one a status code
         if config.allow_fallback and name != "cpu":
-            return open_session(path, dataclasses.replace(config, provider="cpu"), options)
+            return open_session(path, _on_cpu(config), options)
         raise _load_error(path, provider, error) from error
     left = left_to_cpu(session, provider)
     if left is not None and not config.allow_fallback:
@@ -145,6 +145,13 @@ def usable_provider(config: SessionConfig) -> str:
     elif find_provider(config.provider).unavailable() is not None:
         return "cpu"
     return config.provider
+
+
+def _on_cpu(config: SessionConfig) -> SessionConfig:
+    """Without what only the device could have carried out, and the CPU would refuse."""
+    return dataclasses.replace(
+        config, provider="cpu", device_id=0, gpu_mem_limit=0, graph_capture=False
+    )
 
 
 def _create(
@@ -176,19 +183,32 @@ def _quiet(provider: Provider) -> Iterator[None]:
 
 
 def _load_error(path: Path, provider: Provider, error: Exception) -> PackageError | ProviderError:
-    if _NO_MEMORY.search(str(error)) and provider.ort_name != _CPU:
-        return memory_error(provider.ort_name, error)
-    return PackageError(
+    return memory_error(provider, error) or PackageError(
         f"{path}: onnxruntime cannot load it on {provider.ort_name}", found=str(error)
     )
 
 
-def memory_error(ort_name: str, error: Exception) -> ProviderError:
-    """What is said of a device without room."""
-    return ProviderError(
-        f"{ort_name} has too little memory for this",
+def memory_error(provider: Provider, error: Exception) -> ProviderError | None:
+    """What is said where there is no room; None where ONNX Runtime failed for another reason."""
+    if not _NO_MEMORY.search(str(error)):
+        return None
+    smaller = "use a smaller package, fewer rows or a shorter context"
+    if "memory_limit" in provider.accepts:
+        owner, fix = provider.ort_name, f"raise --gpu-mem-limit, or {smaller}"
+    elif provider.ort_name == _CPU:
+        owner, fix = "the machine", f"{smaller}, or bound keys and values with --kv-budget"
+    else:
+        owner, fix = provider.ort_name, smaller
+    return ProviderError(f"{owner} has too little memory for this", found=str(error), fix=fix)
+
+
+def run_error(session: ort.InferenceSession, error: Exception) -> ProviderError:
+    """What is said where a provider could load a graph and fails to run it."""
+    provider = find_provider(provider_in_use(session))
+    return memory_error(provider, error) or ProviderError(
+        f"{provider.ort_name} could load the graph and fails to run it",
         found=str(error),
-        fix="raise --gpu-mem-limit, or use a smaller package, fewer rows or a shorter context",
+        fix="try another provider",
     )
 
 
@@ -203,14 +223,7 @@ def run_bound(
     try:
         session.run_with_iobinding(binding, options)
     except Exception as error:  # onnxruntime raises its own classes, one a status code
-        ort_name = session.get_providers()[0]
-        if _NO_MEMORY.search(str(error)):
-            raise memory_error(ort_name, error) from error
-        raise ProviderError(
-            f"{ort_name} could load the graph and fails to run it",
-            found=str(error),
-            fix="try another provider",
-        ) from error
+        raise run_error(session, error) from error
 
 
 def assigned_nodes(session: ort.InferenceSession) -> dict[str, dict[str, int]] | None:

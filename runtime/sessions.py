@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnxruntime as ort
 
 from onnxlm.io_spec import StateSpec
-from onnxlm.runtime.device_buffers import Device
+from onnxlm.runtime.device_buffers import HOST, Device
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Sessions:
         states: The package's states.
         vocab_size: V.
         context_length: Most positions of a row.
-        device: Device type and number of the buffers.
+        device: Where the buffers are.
         kv_budget: Most bytes of one batch's cache; None for as much as the machine has.
         graph_capture: The decode session records a step and replays it, see `Captures`.
     """
@@ -30,6 +30,6 @@ class Sessions:
     states: tuple[StateSpec, ...]
     vocab_size: int
     context_length: int
-    device: Device = ("cpu", 0)
+    device: Device = HOST
     kv_budget: int | None = None
     graph_capture: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +16,9 @@ from onnxlm.runtime.providers._plugin import Plugin
 
 _SYSTEMS = {"linux": "Linux", "win32": "Windows", "darwin": "macOS"}
 _BASE_WHEEL = "onnxruntime"
+# The version whose GroupQueryAttention takes `query_seqlens`, which prefill graphs of lowering ort give it.
+ORT_LOWERING_SINCE = (1, 32)
+_PRECISIONS_OF = {"float16": "fp16", "float32": "fp32"}
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,10 @@ class Provider:
         systems: Values of `sys.platform` where it exists; everywhere when empty.
         precisions: Packages that it runs.
         lowerings: The same; the first is the one to export for it.
+        activations: Lowering -> element types of activations, which caches have too, that it has kernels for;
+            a lowering that is not named goes with any.
+        prefill_rows: Whether it runs packages quantized with --prefill-rows, whose prompts are products of
+            8-bit integers.
         accepts: Fields of `DeviceRequest` that it carries out.
         backed_by: Names of the provider files that take the nodes it leaves, before the CPU does.
         options: Its options in ONNX Runtime for a request.
@@ -61,6 +69,8 @@ class Provider:
     systems: tuple[str, ...] = ()
     precisions: tuple[str, ...] = PRECISIONS
     lowerings: tuple[str, ...] = LOWERINGS
+    activations: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    prefill_rows: bool = False
     accepts: tuple[str, ...] = ()
     backed_by: tuple[str, ...] = ()
     options: Callable[[DeviceRequest], Mapping[str, str]] = field(default=lambda request: {})
@@ -76,7 +86,7 @@ class Provider:
         if self.wheel == _BASE_WHEEL:
             ways.append(f"pip install {_BASE_WHEEL}")
         elif self.wheel is not None:
-            swap = f"pip uninstall -y {_BASE_WHEEL} && pip install {self.wheel}"
+            swap = f"pip uninstall -y {_BASE_WHEEL} && pip install {self._wheel_wanted()}"
             ways.append(f"{swap} (one import name, two wheels)")
         where = f"on {self._system_names()}: " if self.systems else ""
         needs = f"{', ' if ways else ''}{self.needs}" if self.needs else ""
@@ -121,6 +131,32 @@ class Provider:
                     allowed=", ".join(allowed),
                     fix=f"export the model with {option} {allowed[0]}",
                 )
+        self._check_activations(name, manifest)
+        made = manifest.quantization
+        if made is not None and made.prefill_weights != "shared" and not self.prefill_rows:
+            raise ProviderError(
+                f"execution provider '{name}' has no kernels for prefill weights of their own",
+                found=made.prefill_weights,
+                allowed="shared",
+                fix="quantize without --prefill-rows",
+            )
+
+    def check_version(self, manifest: Manifest) -> None:
+        """Refuse a package that the installed ONNX Runtime is too old for; it would print a paragraph.
+
+        Raises:
+            ProviderError: Names the version it takes.
+        """
+        found = re.match(r"(\d+)\.(\d+)", ort.__version__)
+        if manifest.lowering != "ort" or found is None:
+            return
+        if (int(found[1]), int(found[2])) < ORT_LOWERING_SINCE:
+            other = next(name for name in self.lowerings if name != "ort")
+            raise ProviderError(
+                f"packages of lowering ort need onnxruntime >= {_since()}",
+                found=ort.__version__,
+                fix=f"upgrade it, or export with --lowering {other}",
+            )
 
     def check_request(self, name: str, request: DeviceRequest) -> None:
         """Refuse what this provider cannot carry out.
@@ -137,12 +173,15 @@ class Provider:
             "memory_limit": request.memory_limit != 0,
             "graph_capture": request.graph_capture,
         }
+        accepted = self.accepted()
         for option, given in asked.items():
-            if given and option not in self.accepts:
+            if given and option not in accepted:
                 words = option.replace("_", " ")
+                plugin = self.plugin if option in self.accepts else None
                 raise ProviderError(
                     f"execution provider '{name}' has no {words}",
                     allowed=f"providers that have: {', '.join(_accepting(option))}",
+                    fix=None if plugin is None else f"take its plugin: pip install {plugin.wheel}",
                 )
         count = self._devices()
         if count is not None and not 0 <= request.device_id < count:
@@ -152,10 +191,43 @@ class Provider:
                 allowed=f"0 to {count - 1}" if count > 1 else 0,
             )
 
+    def accepted(self) -> tuple[str, ...]:
+        """Fields of `DeviceRequest` that it carries out as it is installed here.
+
+        A plugin's device is taken from a list. A build that brings the provider itself has no list, so that
+        the number has to be one of the provider's options.
+        """
+        if self.plugin is None or not self.built_in():
+            return self.accepts
+        numbered = "device_id" in self.options(DeviceRequest())
+        return tuple(option for option in self.accepts if numbered or option != "device_id")
+
+    def _check_activations(self, name: str, manifest: Manifest) -> None:
+        """The type is that of the caches: a quantized package is made of one of either type."""
+        found = sorted({state.dtype for state in manifest.states})
+        allowed = self.activations.get(manifest.lowering)
+        if allowed is None or set(found) <= set(allowed):
+            return
+        wanted = f"export with --precision {_PRECISIONS_OF[allowed[0]]}"
+        if manifest.quantization is not None:
+            wanted += f", then onnxlm quantize it to {manifest.quantization.scheme}"
+        others = [other for other in self.lowerings if other not in self.activations]
+        raise ProviderError(
+            f"execution provider '{name}' does not run lowering {manifest.lowering} in this type",
+            found=", ".join(found),
+            allowed=", ".join(allowed),
+            fix=f"{wanted}, or export with --lowering {others[0]}" if others else wanted,
+        )
+
     def _devices(self) -> int | None:
         if self.plugin is not None and not self.built_in():
             return len(self.plugin.devices(self.ort_name))
         return self.device_count()
+
+    def _wheel_wanted(self) -> str:
+        if "ort" in self.lowerings:  # quoted: a shell would redirect to a file
+            return f'"{self.wheel}>={_since()}"'
+        return str(self.wheel)
 
     def _system_names(self) -> str:
         return " and ".join(_SYSTEMS[system] for system in self.systems)
@@ -196,4 +268,8 @@ def require_provider(name: str) -> Provider:
 
 
 def _accepting(option: str) -> list[str]:
-    return [name for name in provider_names() if option in find_provider(name).accepts]
+    return [name for name in provider_names() if option in find_provider(name).accepted()]
+
+
+def _since() -> str:
+    return ".".join(map(str, ORT_LOWERING_SINCE))

@@ -2,4 +2,9 @@
 
 from onnxlm.runtime.providers import Provider
 
-PROVIDER = Provider(ort_name="CPUExecutionProvider", wheel="onnxruntime")
+PROVIDER = Provider(
+    ort_name="CPUExecutionProvider",
+    wheel="onnxruntime",
+    # DynamicQuantizeMatMul and MatMulIntegerToFloat are operators of the CPU.
+    prefill_rows=True,
+)

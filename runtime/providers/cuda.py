@@ -23,9 +23,12 @@ def _options(request: DeviceRequest) -> dict[str, str]:
 PROVIDER = Provider(
     ort_name="CUDAExecutionProvider",
     wheel="onnxruntime-gpu",
-    needs="with an NVIDIA driver, CUDA and cuDNN (pip install onnxruntime-gpu[cuda,cudnn] brings both)",
+    needs="with an NVIDIA driver, CUDA and cuDNN (as onnxruntime-gpu[cuda,cudnn] it brings both)",
     device="cuda",
     systems=("linux", "win32"),
+    # GroupQueryAttention has kernels for 16-bit types only (ONNX Runtime, docs/OperatorKernels.md): in
+    # float32 all attention would run on the CPU.
+    activations={"ort": ("float16",)},
     accepts=("device_id", "memory_limit", "graph_capture"),
     options=_options,
     device_count=_nvidia.devices,

@@ -19,6 +19,7 @@ PROVIDER = Provider(
     device="cuda",
     systems=("linux", "win32"),
     precisions=("fp32", "fp16"),
+    # Not ort: GroupQueryAttention is no operator of TensorRT, so that every layer would go back to CUDA.
     lowerings=("portable", "plain"),
     accepts=("device_id", "memory_limit"),
     backed_by=("cuda",),

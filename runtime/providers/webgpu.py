@@ -11,5 +11,6 @@ PROVIDER = Provider(
     precisions=("fp32", "fp16"),
     # It has to refuse GroupQueryAttention with right-padded chunks (`query_seqlens`).
     lowerings=("portable", "plain"),
+    # Of the plugin's list of devices; the provider that a wheel brings itself has no option for it.
     accepts=("device_id",),
 )

@@ -80,6 +80,11 @@ class QuantizationSpec:
     scheme: str
     summary: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def prefill_weights(self) -> str:
+        """Those of prefill: "shared" with decode, or what is their own."""
+        return str(self.summary.get("prefill_weights", "shared"))
+
 
 @dataclass(frozen=True)
 class ParameterSpec:

@@ -212,10 +212,13 @@ def test_two_files_are_compared_without_a_run(cli: Cli, two_reports: list[Path])
     old, new = two_reports
     ran = cli("bench", "--compare", old, new)
     assert ran.code == 0, ran.err
-    *_, title, header, ttft, prefill, decode = ran.out.splitlines()
-    assert title.startswith("Changes (changed: the rounds differ (Mann-Whitney, p <= 0.05)")
+    lines = ran.out.splitlines()
+    title = next(i for i, line in enumerate(lines) if line.startswith("Changes "))
+    assert lines[title].startswith("Changes (changed: the rounds differ (Mann-Whitney, p <= 0.05)")
+    header, *rows = lines[title + 1 :]
     assert header.split()[-1] == "verdict"
-    assert [line.split()[-1] for line in (ttft, prefill, decode)] == ["noise", "noise", "worse"]
+    # The rounds', then load, first run and two of memory.
+    assert [line.split()[-1] for line in rows] == ["noise", "noise", "worse", *"----"]
 
 
 @pytest.mark.usefixtures("quick")
@@ -226,7 +229,9 @@ def test_a_run_is_compared_with_a_file(cli: Cli, tiny_package: Path, tmp_path: P
     ran = cli("bench", tiny_package, *options, "--compare", file)
     assert ran.code == 0, ran.err
     # Two rounds in each cannot tell anything from noise.
-    assert [line.split()[-1] for line in ran.out.splitlines()[-3:]] == ["noise"] * 3
+    changes = ran.out.partition("Changes (")[2].splitlines()[2:]
+    assert [line.split()[-1] for line in changes[:3]] == ["noise"] * 3
+    assert {line.split()[-1] for line in changes[3:]} == {"-"}
 
 
 def test_reports_of_other_packages_have_nothing_in_common(
@@ -248,7 +253,15 @@ def test_reports_of_other_packages_have_nothing_in_common(
         (("--prompt-tokens", "8,x"), "--prompt-tokens; found '8,x'; allowed: whole numbers"),
         (("--new-tokens", "0"), "--new-tokens; found '0'; allowed: whole numbers from 1"),
         (("--batch", "-1"), "--batch; found '-1'; allowed: whole numbers from 1"),
-        (("--threads", "two"), "--threads; found 'two'; allowed: whole numbers from 1"),
+        (("--threads", "two"), "--threads; found 'two'; allowed: whole numbers from 0 (all cores)"),
+        (("--threads", "1,-2"), "--threads; found '1,-2'; allowed: whole numbers from 0"),
+        (("--kv-budget", "much"), "kv_budget; found 'much'; allowed: a number of bytes above 0"),
+        (("--gpu-mem-limit", "0"), "gpu_mem_limit; found '0'; allowed: a number of bytes above 0"),
+        (("--device-id", "-1"), "device_id; found -1; allowed: 0 or more"),
+        (("--graph-capture",), "execution provider 'cpu' has no graph capture; allowed: "),
+        (("--json", "."), ".: is a folder; name a file"),
+        (("--markdown", "."), ".: is a folder; name a file"),
+        (("--json", "no", "--html", "no"), "--json and --html name the same file; found no"),
         (("--context-lengths", "8,16"), "--context-lengths; found 8 and 16; allowed: numbers more"),
         (("--python", "cpu"), "--python; found 'cpu'; allowed: PROVIDER=PATH"),
         (("--python", "cuda=python3"), "--python cuda=python3; found 'cuda'; allowed: a provider"),

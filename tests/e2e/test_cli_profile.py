@@ -10,6 +10,7 @@ import pytest
 from support.commands import Ran
 from support.tiny import CONTEXT
 
+from onnxlm.cli import output_files
 from onnxlm.runtime.providers import find_provider
 
 Cli = Callable[..., Ran]
@@ -59,6 +60,9 @@ def test_one_json_object(cli: Cli, tiny_package: Path) -> None:
             "prompt and new tokens do not fit the context; found 96",
         ),
         (("--html", "nowhere/at/all.html"), "nowhere/at/all.html: there is no such folder"),
+        (("--html", "."), ".: is a folder; name a file"),
+        (("--kv-budget", "much"), "kv_budget; found 'much'; allowed: a number of bytes"),
+        (("--device-id", "-1"), "device_id; found -1; allowed: 0 or more"),
     ],
 )
 def test_bad_options_are_one_line(
@@ -68,6 +72,28 @@ def test_bad_options_are_one_line(
     assert (ran.code, ran.out) == (2, "")
     assert ran.err.startswith(f"error: {message}")
     assert ran.err.count("\n") == 1
+
+
+def test_a_page_that_cannot_be_written_costs_no_tables(
+    cli: Cli, tiny_package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(output_files, "write_whole", full)
+    ran = cli("profile", tiny_package, *QUICK, "--html", tmp_path / "out.html")
+    assert ran.code == 2
+    assert "A decode step" in ran.out
+    assert ran.err.splitlines()[-1].endswith("cannot be written; found No space left on device")
+
+
+def test_a_fallback_is_allowed(cli: Cli, tiny_package: Path) -> None:
+    if find_provider("cuda").unavailable() is None:
+        pytest.skip("there is a CUDA device")
+    ran = cli("profile", tiny_package, *QUICK, "--provider", "cuda", "--allow-fallback")
+    assert ran.code == 0, ran.err
+    assert "fp32 on CPUExecutionProvider" in ran.out
+    assert "fell back: " in ran.err
 
 
 def test_an_absent_provider_is_one_line(cli: Cli, tiny_package: Path) -> None:

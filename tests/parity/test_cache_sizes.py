@@ -13,9 +13,10 @@ from support.matrix import cases, is_default
 from onnxlm import io_spec
 from onnxlm.inspection import KvCache, inspect
 from onnxlm.io_spec import StateSpec
+from onnxlm.runtime.device_buffers import Device
 from onnxlm.runtime.in_place_cache import InPlaceCache
 
-HOST = ("cpu", 0)
+HOST = Device()
 TOKENS = 7
 KINDS = {
     ("gpt2", "tiny"): "MHA",

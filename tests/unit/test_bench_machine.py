@@ -197,6 +197,7 @@ def write_rapl(folder: Path, **counters: int) -> Path:
         zone.mkdir(parents=True, exist_ok=True)
         (zone / "energy_uj").write_text(f"{value}\n", encoding="ascii")
         (zone / "max_energy_range_uj").write_text("9999999\n", encoding="ascii")
+        (zone / "name").write_text("core\n" if "_" in name else f"package-{name[1:]}\n", "ascii")
     return folder
 
 
@@ -208,6 +209,22 @@ def test_joules_of_all_packages(tmp_path: Path) -> None:
     write_rapl(tmp_path, p0=1_500_000, p1=1_000_000, p0_0=400_000)
     # Half a joule; and from 9 over the counter's end of 10 to 1, two more.
     assert meter.joules_since(before) == pytest.approx(2.5)
+
+
+def test_the_whole_board_is_not_counted_beside_its_packages(tmp_path: Path) -> None:
+    meter = EnergyMeter(board(tmp_path))
+    before = meter.start()
+    write_rapl(tmp_path, p0=2_000_000, p1=3_000_000)
+    board(tmp_path)
+    assert meter.joules_since(before) == pytest.approx(1.0)
+
+
+def board(powercap: Path) -> Path:
+    """Zone 1 is the board, which counts what package 0 takes, and more."""
+    if not (powercap / "intel-rapl:0").exists():
+        write_rapl(powercap, p0=1_000_000, p1=1_000_000)
+    (powercap / "intel-rapl:1" / "name").write_text("psys\n", encoding="ascii")
+    return powercap
 
 
 def test_without_counters_there_is_a_word(tmp_path: Path) -> None:

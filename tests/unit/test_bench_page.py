@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -147,6 +148,56 @@ def test_bars_are_as_long_as_their_numbers() -> None:
     assert two["width"] == pytest.approx(2 * float(one["width"]), abs=0.11)
     assert float(three["x"]) == pytest.approx(float(two["x"]) + float(two["width"]), abs=0.11)
     assert (one["y"], one["class"]) < (two["y"], two["class"])
+
+
+LONG = (
+    "SmolLM2-135M-Instruct-int8-prefill-rows on openvino, threads 2, prompt 1024, new 128, batch 8"
+)
+
+
+@pytest.mark.parametrize(
+    ("label", "lines"),
+    [
+        ("m on cpu", ["m on cpu"]),
+        (
+            LONG,
+            [
+                "SmolLM2-135M-Instruct-int8-prefill-rows on openvino,",
+                "threads 2, prompt 1024, new 128, batch 8",
+            ],
+        ),
+        ("x" * 100, ["x" * 63, "x" * 37]),
+        ("a" * 90 + " on cpu, " + "b" * 90, ["a" * 62 + "…", "b" * 63]),
+    ],
+)
+def test_a_long_label_stays_in_the_drawing(label: str, lines: list[str]) -> None:
+    bars = [Bar(label, ((10.0, 0),), "10.0 ms"), Bar("short", ((5.0, 0),), "5.0 ms")]
+    drawing = bar_chart("t", "c", "ms", bars)
+    words = [shape for shape in drawing.shapes if shape.attributes.get("class") == "label"]
+    assert [shape.text for shape in words] == [*lines, "short"]
+    places = [(float(shape.attributes["x"]), float(shape.attributes["y"])) for shape in words]
+    for shape, (x, _) in zip(words, places, strict=True):
+        assert x - 6.9 * len(shape.text) >= 0
+    heights = [y for _, y in places]
+    assert all(b - a >= 14 for a, b in pairwise(heights))
+    # Beside it there is still half of the page for the bar.
+    (bar, _) = of_tag(drawing, "rect")
+    assert float(bar["width"]) > 300
+
+
+def test_versions_are_told_by_provider_where_interpreters_differ() -> None:
+    who = [
+        dataclasses.replace(contestant("m", provider=name), libraries=libraries)
+        for name, libraries in (
+            ("cpu", {"onnxruntime": "1.25.0", "numpy": "2.4", "python": "3.12.1"}),
+            ("openvino", {"onnxruntime": "1.24.1", "numpy": "2.4", "python": "3.11.2"}),
+        )
+    ]
+    text = page(report(who, []))
+    facts = dict(re.findall(r"<dt>(.*?)</dt>\s*<dd>(.*?)</dd>", text))
+    assert facts["onnxruntime"] == "1.25.0 (cpu), 1.24.1 (openvino)"
+    assert facts["Python"] == "3.12.1 (cpu), 3.11.2 (openvino)"
+    assert facts["numpy"] == "2.4"
 
 
 def test_doublings_are_equally_far_apart() -> None:

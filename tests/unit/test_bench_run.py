@@ -206,10 +206,10 @@ def test_a_report_comes_back_from_its_file(no_footprints: object, tmp_path: Path
 
 def test_the_file_has_the_fields_of_its_version(no_footprints: object) -> None:
     value = json.loads(run(entry("a")).to_json())
-    assert value["schema"] == "onnxlm.bench/2"
+    assert value["schema"] == "onnxlm.bench/3"
     assert set(value) == {
         *("schema", "machine", "created", "plan", "rates", "foreign_load_cores", "energy_note"),
-        *("interrupted", "contestants", "rows", "curves"),
+        *("interrupted", "contestants", "rows", "curves", "warnings"),
     }
     assert set(value["machine"]) == {
         *("cpu", "cpu_flags", "cores", "memory_bytes", "os", "python", "libraries"),
@@ -217,7 +217,7 @@ def test_the_file_has_the_fields_of_its_version(no_footprints: object) -> None:
     case = {"prompt_tokens": 8, "new_tokens": 3, "batch": 1, "context_lengths": []}
     assert value["plan"] == {"cases": [case], "repeats": 2, "warm_up": 1}
     (who,), (row,) = value["contestants"], value["rows"]
-    assert set(who) == {"label", "runs_on", "libraries", "footprint"}
+    assert set(who) == {"label", "runs_on", "libraries", "footprint", "fallback", "nodes"}
     assert set(row) == {
         *("contestant", "case", "repeats", "failure", "speed", "rounds"),
         *("prefill_of_roofline", "decode_of_roofline"),
@@ -237,7 +237,7 @@ def test_the_file_has_the_fields_of_its_version(no_footprints: object) -> None:
         ("{", "is not valid JSON"),
         ("{}", "is no report of a benchmark; found no field 'schema'; make it anew"),
         ('{"schema": "onnxlm.bench/1"}', "is no report of a benchmark; found onnxlm.bench/1; make"),
-        ('{"schema": "onnxlm.bench/2"}', "field 'machine' is missing; make it anew"),
+        ('{"schema": "onnxlm.bench/3"}', "field 'machine' is missing; make it anew"),
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, content: str, message: str) -> None:

@@ -137,6 +137,26 @@ def test_ratios_are_of_rounds() -> None:
     assert ratios(report([contestant("m"), base], [fast, other])) == []
 
 
+def test_a_package_is_compared_with_the_baseline_of_its_source() -> None:
+    who = [
+        contestant("m", source="first"),
+        contestant("n", source="second"),
+        contestant("eager first", provider="torch", baseline=True, source="first"),
+        contestant("eager second", provider="torch", baseline=True, source="second"),
+    ]
+    found = report(who, [row(i, [100.0], [10.0]) for i in range(4)])
+    assert [line.partition(":")[0] for line in ratios(found)] == [
+        "m on cpu, prompt 8 by eager first",
+        "n on cpu, prompt 8 by eager second",
+    ]
+
+
+def test_options_of_the_sessions_are_told() -> None:
+    options = {"graph_capture": True, "kv_budget": 1000}
+    found = report([contestant("m", options=options), contestant("n")], [])
+    assert summary(found).endswith("; graph_capture; kv_budget 1000")
+
+
 def test_numbers_have_three_digits() -> None:
     shown = [number(value) for value in (None, 1234.5, 99.96, 9.876, 0.1234)]
     assert shown == ["-", "1234", "100.0", "9.88", "0.123"]

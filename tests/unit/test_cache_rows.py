@@ -10,8 +10,9 @@ from support.batches import assert_behind, both, hot, prefilled, some_ids
 
 from onnxlm.io_spec import StateSpec
 from onnxlm.runtime.cache_rows import reordered
+from onnxlm.runtime.device_buffers import Device
 
-CPU = ("cpu", 0)
+CPU = Device()
 SHAPE = ("batch_size", 2, "past_sequence_length", 3)
 STATE = StateSpec("past_key_values.0.key", "present.0.key", "float32", SHAPE, "in_place")
 
@@ -51,7 +52,7 @@ def filled(rows: int, columns: int) -> NDArray[np.float32]:
 def test_rows_move_within_their_buffer_and_only_used_columns_do(
     order: list[int], held: list[int]
 ) -> None:
-    buffer = ort.OrtValue.ortvalue_from_numpy(filled(3, 5), *CPU)
+    buffer = ort.OrtValue.ortvalue_from_numpy(filled(3, 5))
     assert reordered(buffer, STATE, np.array(order), 4, CPU) is buffer
     array = buffer.numpy()
     assert array[:, 1, :4, 2].tolist() == [[number] * 4 for number in held]
@@ -59,7 +60,7 @@ def test_rows_move_within_their_buffer_and_only_used_columns_do(
 
 
 def test_more_or_fewer_rows_are_a_new_buffer_whose_rest_is_zero() -> None:
-    buffer = ort.OrtValue.ortvalue_from_numpy(filled(2, 5), *CPU)
+    buffer = ort.OrtValue.ortvalue_from_numpy(filled(2, 5))
     for order in ([1, 0, 1, 1], [1]):
         new = reordered(buffer, STATE, np.array(order), 3, CPU).numpy()
         assert new.shape == (len(order), 2, 5, 3)

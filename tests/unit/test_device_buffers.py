@@ -25,11 +25,20 @@ from support.hot_packages import package as hot_source
 from support.runtime_models import loaded, windowed_oracle, windowed_package
 
 from onnxlm.errors import ProviderError
-from onnxlm.runtime import cache_rows, device_buffers, engine, graph_calls, in_place_cache
+from onnxlm.runtime import (
+    cache_rows,
+    device_buffers,
+    engine,
+    graph_calls,
+    in_place_cache,
+    opening,
+)
+from onnxlm.runtime.device_buffers import Device
 from onnxlm.runtime.engine import Batch
+from onnxlm.runtime.session import SessionConfig
 from onnxlm.runtime.sessions import Sessions
 
-CPU = ("cpu", 0)
+CPU = Device()
 
 
 class Traffic:
@@ -182,19 +191,51 @@ def test_an_fp16_cache_stays_fp16_on_a_device(device: Traffic) -> None:
     assert not [shape for shape in device.read if len(shape) == 4]
 
 
-@pytest.mark.usefixtures("device")
-def test_a_device_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (
+            "BFCArena: Failed to allocate memory for requested buffer of size 8",
+            "^CUDAExecutionProvider has too little memory for this; found BFCArena: .* of size 8; "
+            "raise --gpu-mem-limit, or use a smaller package, fewer rows or a shorter context$",
+        ),
+        (
+            "CUDA failure 801: operation not supported",
+            "^CUDAExecutionProvider could load the graphs and cannot make a buffer on device 1; found CUDA "
+            "failure 801: operation not supported; try another provider$",
+        ),
+    ],
+)
+def test_a_device_that_makes_no_buffer(
+    monkeypatch: pytest.MonkeyPatch, said: str, message: str
+) -> None:
     def refuse(array: NDArray[np.generic], *device: object) -> None:
-        raise RuntimeError("BFCArena: Failed to allocate memory for requested buffer of size 8")
+        raise RuntimeError(said)
 
-    batch = Batch(hot("ort"), 1)
     monkeypatch.setattr(ort.OrtValue, "ortvalue_from_numpy", refuse)
-    message = (
-        "^CPUExecutionProvider has too little memory for this; found BFCArena: .* of size 8; "
-        "raise --gpu-mem-limit, or use a smaller package, fewer rows or a shorter context$"
-    )
     with pytest.raises(ProviderError, match=message):
-        batch.prefill_tokens([[1, 2]])
+        device_buffers.placed(np.zeros(1), Device("cuda", 1))
+
+
+def test_buffers_that_grow_keep_to_the_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limit comes with the device of a package's sessions; without one there is none."""
+
+    class NotedError(Exception):
+        pass
+
+    def note(model: bytes, options: object, providers: list[object], **more: object) -> None:
+        raise NotedError(providers)
+
+    limited = opening._device("cuda", SessionConfig("cuda", device_id=1, gpu_mem_limit=1 << 20))
+    assert limited == Device("cuda", 1, 1 << 20)
+    buffer = ort.OrtValue.ortvalue_from_numpy(np.zeros((1, 2), dtype=np.float32))
+    monkeypatch.setattr(ort, "InferenceSession", note)
+    for device, limit in ((limited, str(1 << 20)), (Device("cuda", 1), None)):
+        with pytest.raises(NotedError) as raised:
+            device_buffers.taken(buffer, np.array([0]), device)
+        (((name, options),),) = raised.value.args
+        assert name == "CUDAExecutionProvider"
+        assert (options["device_id"], options.get("gpu_mem_limit")) == ("1", limit)
 
 
 class Recorder:

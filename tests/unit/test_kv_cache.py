@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 
 from onnxlm.io_spec import StateSpec
 from onnxlm.runtime.append_cache import AppendCache
+from onnxlm.runtime.device_buffers import Device
 from onnxlm.runtime.in_place_cache import InPlaceCache
 from onnxlm.runtime.kv_cache import KVCache, new_cache
 from onnxlm.runtime.state_buffers import bytes_at
 
-CPU = ("cpu", 0)
+CPU = Device()
 CONTEXT = 1000
 HEADS, WIDTH = 2, 4
 

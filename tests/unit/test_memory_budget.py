@@ -69,6 +69,15 @@ def test_without_a_budget_what_is_free_is_the_limit(monkeypatch: pytest.MonkeyPa
     assert affordable(ten_a_column, 10**9, 10**10, None) == 10**10
 
 
+def test_what_is_free_here_says_nothing_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget that was given is kept there too."""
+    monkeypatch.setattr(memory_budget, "available_memory", lambda: 0)
+    assert affordable(ten_a_column, 300, 512, None, on_host=False) == 512
+    assert affordable(ten_a_column, 300, 512, 3009, on_host=False) == 300
+    with pytest.raises(InputError, match=r"allowed: 2,999 bytes \(kv_budget\)"):
+        affordable(ten_a_column, 300, 512, 2999, on_host=False)
+
+
 def linux(folder: Path, available_kb: int, **container: str) -> tuple[Path, Path]:
     (folder / "meminfo").write_text(
         f"MemTotal:       16000000 kB\nMemAvailable:   {available_kb} kB\n", encoding="ascii"

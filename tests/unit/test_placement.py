@@ -65,6 +65,35 @@ def test_summary() -> None:
 
 
 def test_a_package_that_the_provider_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onnxlm.runtime.placement.usable_provider", lambda config: "openvino")
+    monkeypatch.setattr("onnxlm.runtime.opening.usable_provider", lambda config: "openvino")
     with pytest.raises(ProviderError, match="does not run packages of this lowering; found ort"):
         package_placement(hot_package(), SessionConfig(provider="openvino"))
+
+
+class Failing:
+    """A session whose provider can load a graph and cannot run it; it notes that its profile was closed."""
+
+    def __init__(self) -> None:
+        self.ended = 0
+
+    def get_providers(self) -> list[str]:
+        return [CUDA, CPU]
+
+    def run(self, outputs: None, feeds: object) -> None:
+        raise RuntimeError("Non-zero status code returned while running MatMul")
+
+    def end_profiling(self) -> str:
+        self.ended += 1
+        return "events.json"
+
+
+def test_a_provider_that_fails_on_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Failing()
+    monkeypatch.setattr("onnxlm.runtime.placement.open_session", lambda *arguments: session)
+    message = (
+        f"^{CUDA} could load the graph and fails to run it; found Non-zero status code returned while "
+        "running MatMul; try another provider$"
+    )
+    with pytest.raises(ProviderError, match=message):
+        package_placement(hot_package(), SessionConfig())
+    assert session.ended == 1

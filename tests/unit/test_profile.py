@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -146,11 +147,40 @@ def test_a_profile_as_tables(found: Profile) -> None:
     assert len(places.rows[0]) == len(places.header) == 7
 
 
+def test_the_longest_prompt_of_a_batch_is_one_call() -> None:
+    case = Case(128, 2, batch=16)
+    made = profile(hot_package(), SessionConfig(threads=1), case, repeats=2)
+    prefill, _ = made.phases
+    layers = HOT_CONFIG["num_hidden_layers"]
+    assert prefill.calls == 2
+    assert {p.name: p.nodes for p in prefill.operators()}["GroupQueryAttention"] == layers
+    assert sum(part.ms for part in prefill.operators()) == pytest.approx(prefill.wall_ms)
+    assert all(part.ms >= 0 for part in prefill.operators())
+
+
+def test_a_fallback_is_a_note(found: Profile) -> None:
+    assert not any("fell back" in line for line in found.notes())
+    fallen = dataclasses.replace(found, fallback="no device")
+    assert fallen.notes()[0] == "fell back: no device"
+    assert "fell back: no device" in profile_page(fallen)
+
+
+def test_keys_and_values_over_their_budget_are_refused() -> None:
+    with pytest.raises(InputError, match="--kv-budget"):
+        profile(hot_package(), SessionConfig(threads=1), Case(48, 9), repeats=1, kv_budget=1000)
+
+
 @pytest.mark.parametrize(
     ("case", "message"),
     [
         (Case(257, 8), "--prompt-tokens; found 257; allowed: up to 256"),
         (Case(8, 1), "--new-tokens; found 1; allowed: 2 or more"),
+        # 2,048 tokens run in one call, of all rows together.
+        (
+            Case(129, 8, batch=16),
+            "--prompt-tokens; found 129; allowed: up to 128, what one call of the prefill graph runs at "
+            "a batch of 16",
+        ),
         (Case(500, 200), f"do not fit the context; found 700; allowed: up to {HOT_CONTEXT}"),
     ],
 )

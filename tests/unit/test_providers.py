@@ -13,7 +13,6 @@ from pathlib import Path
 
 import onnxruntime as ort
 import pytest
-from support.runtime_models import counting_package
 
 from onnxlm.errors import ProviderError
 from onnxlm.manifest import LOWERINGS, PRECISIONS
@@ -42,13 +41,14 @@ def test_each_file_describes_a_provider_of_onnxruntime(name: str) -> None:
     provider = find_provider(name)
     known = ort.get_all_providers()
     assert provider.ort_name in known or provider.plugin is not None
-    assert "pip install onnxruntime" in provider.install or provider.wheel is None
+    assert re.search('pip install "?onnxruntime', provider.install) or provider.wheel is None
     assert provider.install
     assert provider.device in ("cpu", "cuda")
     assert set(provider.systems) <= {"linux", "win32", "darwin"}
     assert set(provider.precisions) <= set(PRECISIONS)
     assert "fp32" in provider.precisions
     assert set(provider.lowerings) <= set(LOWERINGS)
+    assert set(provider.activations) <= set(provider.lowerings)
     assert set(provider.accepts) <= {field.name for field in dataclasses.fields(DeviceRequest)}
     for other in provider.backed_by:
         assert find_provider(other).device == provider.device
@@ -227,29 +227,27 @@ def test_what_a_provider_cannot_carry_out(request_: DeviceRequest, words: str, t
         find_provider("cpu").check_request("cpu", request_)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({}, None),
-        (
-            {"lowering": "ort"},
-            "this lowering; found ort; allowed: plain; export the model with --lowering plain",
-        ),
-        (
-            {"precision": "int8"},
-            "this precision; found int8; allowed: fp32, fp16; export the model with --precision",
-        ),
-    ],
-)
-def test_packages_that_openvino_does_not_run(changes: dict[str, str], message: str | None) -> None:
-    fields = {"lowering": "plain", "precision": "fp32"} | changes
-    manifest = dataclasses.replace(counting_package().manifest, **fields)
-    if message is None:
-        find_provider("openvino").check_package("openvino", manifest)
-        return
-    expected = f"^execution provider 'openvino' does not run packages of {message}"
-    with pytest.raises(ProviderError, match=expected):
-        find_provider("openvino").check_package("openvino", manifest)
+def test_the_wheel_to_install_is_new_enough_for_the_lowering() -> None:
+    assert 'pip install "onnxruntime-gpu>=1.32" ' in find_provider("cuda").install
+    assert "pip install onnxruntime-gpu " in find_provider("tensorrt").install  # does not run it
+
+
+def test_the_device_number_of_a_build_with_webgpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes to the plugin's list of devices; a build without the plugin has none."""
+    webgpu = find_provider("webgpu")
+    second = DeviceRequest(device_id=1)
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["WebGpuExecutionProvider"])
+    message = (
+        "^execution provider 'webgpu' has no device id; allowed: providers that have: .*; take its plugin: "
+        "pip install onnxruntime-ep-webgpu$"
+    )
+    with pytest.raises(ProviderError, match=message) as raised:
+        webgpu.check_request("webgpu", second)
+    assert str(raised.value).count("webgpu") == 2  # not among those that have one
+    webgpu.check_request("webgpu", DeviceRequest())
+    found = [EpDevice(webgpu.ort_name, Hardware(Kind("GPU")))] * 2
+    monkeypatch.setattr(ort, "get_ep_devices", lambda: found)
+    webgpu.check_request("webgpu", second)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
+from onnxlm.cli.device_options import DeviceOptions
 from onnxlm.cli.faults import BAD_INPUT, INTERRUPTED
+from onnxlm.cli.output_files import write_files
 from onnxlm.cli.terminal import note, print_table, progress_bars
 from onnxlm.errors import InputError
+from onnxlm.whole_file import check_target
 
 if TYPE_CHECKING:
     from onnxlm.cli.bench_options import Contestants
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Bench:
+class Bench(DeviceOptions):
     """Measure speed, memory and load time of packages, side by side.
 
     Each package runs on each provider with each number of threads, and each of these runs every combination
@@ -99,6 +102,7 @@ class Bench:
         "onnxlm bench int8 --context-lengths 64,512,2048 --html out.html",
         "onnxlm bench int8 --baseline torch,torch.compile --json new.json",
         "onnxlm bench int8 --provider cpu,openvino --python openvino=ov/bin/python",
+        "onnxlm bench fp32 --provider cuda --graph-capture",
         "onnxlm bench --compare old.json new.json",
     )
 
@@ -111,15 +115,21 @@ class Bench:
         paths = self.packages or []
         if old is not None and len(paths) == 1 and paths[0].is_file():
             report = read_report(paths[0])
-        else:
-            report = self._measure()
-        changes = None if old is None else _changes(old, report)
-        self._write(report, changes)
-        _print(report, changes)
-        if report.interrupted and report.rows:
+            self._show(report, _changes_of_files(old, report))
+            return
+        report = self._measure()
+        # What was measured is shown and kept, whatever it is compared with.
+        self._show(report, None if old is None else _changes(old, report))
+        if report.interrupted:
             raise typer.Exit(INTERRUPTED)
         if not any(row.repeats for row in report.results):
             raise typer.Exit(BAD_INPUT)
+
+    def _show(self, report: Report, changes: Table | None) -> None:
+        try:
+            _print(report, changes)
+        finally:  # a reader that has gone away (`| head`) takes no file along
+            write_files(self._texts(report, changes))
 
     def _measure(self) -> Report:
         from onnxlm.cli.bench_options import counts, make_cases
@@ -159,39 +169,61 @@ class Bench:
             baselines=baseline_names(self.baseline),
             pythons=interpreters(self.python or [], providers),
             allow_fallback=self.allow_fallback,
+            device=self.device_fields(providers),
         )
 
     def _check_files(self) -> None:
         """Refuse files that could not be written, before minutes are spent."""
-        for file in (self.json_file, self.markdown, self.html):
-            if file is not None and not file.absolute().parent.is_dir():
-                raise InputError(f"{file}: there is no such folder", fix="make it first")
+        given = {"--json": self.json_file, "--markdown": self.markdown, "--html": self.html}
+        taken: dict[Path, str] = {}
+        for option, file in given.items():
+            if file is None:
+                continue
+            check_target(file)
+            other = taken.setdefault(file.resolve(), option)
+            if other != option:
+                raise InputError(f"{other} and {option} name the same file", found=file)
 
-    def _write(self, report: Report, changes: Table | None) -> None:
+    def _texts(
+        self, report: Report, changes: Table | None
+    ) -> Iterator[tuple[Path, Callable[[], str]]]:
         from onnxlm.cli.bench_page import markdown, page
 
         if self.json_file is not None:
-            self.json_file.write_text(report.to_json(), encoding="utf-8")
+            yield self.json_file, report.to_json
         if self.markdown is not None:
-            self.markdown.write_text(markdown(report, changes), encoding="utf-8")
+            yield self.markdown, lambda: markdown(report, changes)
         if self.html is not None:
-            self.html.write_text(page(report, changes), encoding="utf-8")
+            yield self.html, lambda: page(report, changes)
 
 
-def _changes(old: Report, new: Report) -> Table:
+def _changes(old: Report, new: Report) -> Table | None:
+    """What changed in a run; None where there is nothing to compare, which is said."""
     from onnxlm.runtime.bench_compare import compare, compare_table, unmatched
 
-    table = compare_table(compare(old, new))
-    missing = unmatched(old, new)
-    if not table.rows:
+    for line in unmatched(old, new):
+        note(line)
+    changes = compare(old, new)
+    if not changes:
+        note("nothing was compared: the run and the old report have no figures in common")
+    return compare_table(changes) if changes else None
+
+
+def _changes_of_files(old: Report, new: Report) -> Table | None:
+    """The same of two reports, which must have something in common.
+
+    Raises:
+        InputError: They have not.
+    """
+    from onnxlm.runtime.bench_compare import compare, unmatched
+
+    if not compare(old, new):
         raise InputError(
             "the reports have nothing in common",
-            found="; ".join(missing),
+            found="; ".join(unmatched(old, new)) or "no figures",
             fix="compare runs of the same package, provider, threads and prompt",
         )
-    for line in missing:
-        note(line)
-    return table
+    return _changes(old, new)
 
 
 def _print(report: Report, changes: Table | None) -> None:

@@ -6,11 +6,12 @@ import functools
 import importlib.util
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise, product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from onnxlm.cli.device_options import accepted
 from onnxlm.cli.inspect import parse_counts
 from onnxlm.errors import InputError
 
@@ -36,6 +37,7 @@ class Contestants:
         baselines: Names from `BASELINES`.
         pythons: Interpreters of providers that live in another wheel.
         allow_fallback: Run on the CPU where a provider cannot.
+        device: More options of the sessions, by the names of `onnxlm.runtime.load`.
     """
 
     packages: tuple[Path, ...]
@@ -44,6 +46,7 @@ class Contestants:
     baselines: tuple[str, ...]
     pythons: Mapping[str, str]
     allow_fallback: bool
+    device: Mapping[str, Any] = field(default_factory=dict)
 
     def entries(self) -> Iterator[Entry]:
         """Every contestant, in the order in which they take turns.
@@ -59,7 +62,7 @@ class Contestants:
         for package, name in zip(packages, names, strict=True):
             for provider, threads in product(self.providers, self.threads):
                 yield self._package_entry(package, name, provider, threads)
-        sources = {str(package.manifest.source.get("path")): package for package in packages}
+        sources = {_source(package): package for package in packages}
         for baseline, source in product(self.baselines, sources):
             for threads in self.threads:
                 name = f" {Path(source).name}" if len(sources) > 1 else " PyTorch"
@@ -69,7 +72,12 @@ class Contestants:
         import sys
 
         from onnxlm.runtime.bench_child import Spec
-        from onnxlm.runtime.bench_package import file_bytes, package_work, worst_quality
+        from onnxlm.runtime.bench_package import (
+            cache_refusal,
+            file_bytes,
+            package_work,
+            worst_quality,
+        )
         from onnxlm.runtime.bench_report import Label
         from onnxlm.runtime.bench_run import Entry
         from onnxlm.runtime.providers import find_provider
@@ -78,6 +86,7 @@ class Contestants:
         found = find_provider(provider)
         # Another interpreter knows best what it has: its process says so when it loads.
         ask_here = not self.allow_fallback and provider not in self.pythons
+        options = accepted(found, self.device)
         return Entry(
             label=Label(
                 model=name,
@@ -87,6 +96,8 @@ class Contestants:
                 threads=threads,
                 file_bytes=file_bytes(manifest),
                 quality=worst_quality(manifest),
+                source=_source(package),
+                options=options or None,
             ),
             spec=Spec(
                 "onnxlm.runtime.bench_package:PackageContestant",
@@ -95,12 +106,14 @@ class Contestants:
                     "provider": provider,
                     "threads": threads,
                     "allow_fallback": self.allow_fallback,
+                    "options": options,
                 },
                 python=self.pythons.get(provider, sys.executable),
             ),
             rows=_rows(package),
             context_length=manifest.context_length,
             work=package_work(package),
+            refuse=cache_refusal(manifest.states, found.device),
             failure=found.unavailable() if ask_here else None,
         )
 
@@ -112,10 +125,10 @@ def _baseline_entry(name: str, origin: tuple[str, str], package: Package, thread
     from onnxlm.runtime.bench_run import Entry
 
     source, called = origin
-    gone = f"the package's source is not there any more: {source}"
+    gone = f"the package's source is not found from here: {source}"
     words = "compiled" if BASELINES[name] else "eager"
     return Entry(
-        label=Label(f"{words}{called}", name, None, "fp32", threads, baseline=True),
+        label=Label(f"{words}{called}", name, None, "fp32", threads, baseline=True, source=source),
         spec=Spec(
             "onnxlm.cli.eager_baseline:EagerContestant",
             {"source": source, "threads": threads, "compiled": BASELINES[name]},
@@ -125,6 +138,11 @@ def _baseline_entry(name: str, origin: tuple[str, str], package: Package, thread
         context_length=package.manifest.context_length,
         failure=None if Path(source).exists() else gone,
     )
+
+
+def _source(package: Package) -> str:
+    """What a package was made from, as its manifest has it."""
+    return str(package.manifest.source.get("path"))
 
 
 def _rows(package: Package) -> functools.partial[list[list[int]]]:
@@ -175,14 +193,18 @@ def counts(option: str, text: str) -> tuple[int, ...]:
 
 
 def thread_counts(text: str) -> tuple[int, ...]:
-    """Numbers of threads; "0" is all cores.
+    """Numbers of threads, each once; 0 is all cores.
 
     Raises:
         InputError: Something in it is no whole number.
     """
     from onnxlm.runtime.cores import usable_cores
 
-    return (usable_cores(),) if text.strip() == "0" else counts("--threads", text)
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        allowed = "whole numbers from 0 (all cores), as 1,2"
+        raise InputError("--threads", found=repr(text), allowed=allowed)
+    return tuple(dict.fromkeys(int(part) or usable_cores() for part in parts))
 
 
 def known_names(option: str, text: str | None, allowed: Sequence[str]) -> tuple[str, ...]:

@@ -39,20 +39,38 @@ def _markdown_table(table: Table) -> str:
 def page(report: Report, changes: Table | None = None) -> str:
     """One HTML page: latency by contestant, speed by context, size beside speed and quality, the tables."""
     machine = report.machine
-    versions = {name: text for who in report.contestants for name, text in who.libraries.items()}
     facts = [
         ("Processor", machine.cpu),
         ("Cores", str(machine.cores)),
         ("Memory", f"{(machine.memory_bytes or 0) / 1e9:.0f} GB" if machine.memory_bytes else "-"),
         ("System", machine.os),
-        ("Python", machine.python),
-        *sorted((machine.libraries | versions).items()),
+        *_versions(report),
         ("Measured", report.created),
     ]
-    lead = f"{report.plan.repeats} interleaved rounds; bars and lines are medians, whiskers the rounds' ends"
+    lead = f"{report.rounds_done} interleaved rounds; bars and lines are medians, whiskers the rounds' ends"
     made = (*tables(report), *(() if changes is None else (changes,)))
     notes = _lines(report) if changes is None else [*_lines(report), RULE]
     return write_page(("onnxlm bench", lead), facts, drawings(report), made, notes)
+
+
+def _versions(report: Report) -> list[tuple[str, str]]:
+    """Of Python and of each library; where interpreters differ, with the providers that each version ran."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for who in report.contestants:
+        for name, version in who.libraries.items():
+            providers = found.setdefault(name, {}).setdefault(version, [])
+            if who.label.provider not in providers:
+                providers.append(who.label.provider)
+    # What no contestant told, as where nothing ran: of the process that wrote the report.
+    for name, version in {"python": report.machine.python, **report.machine.libraries}.items():
+        found.setdefault(name, {version: []})
+    facts = []
+    for name in sorted(found, key=lambda name: (name != "python", name)):
+        versions = found[name]
+        texts = [f"{text} ({', '.join(who)})" for text, who in versions.items()]
+        title = "Python" if name == "python" else name
+        facts.append((title, ", ".join(versions if len(versions) == 1 else texts)))
+    return facts
 
 
 def drawings(report: Report) -> list[Drawing]:
@@ -123,24 +141,25 @@ def _by_size(report: Report) -> Drawing | None:
     """Each package with the settings that decode fastest."""
     best: dict[tuple[str, str], Row] = {}
     for row in report.rows:
-        who = report.who(row).label
-        if who.file_bytes is None or row.speed is None or row.speed.decode_tokens_per_s is None:
+        who = report.who(row)
+        size = who.label.file_bytes
+        if size is None or row.speed is None or row.speed.decode_tokens_per_s is None:
             continue
-        key = (who.model, who.provider)
+        key = (who.label.model, who.provider)
         if key not in best or _decode(row) > _decode(best[key]):
             best[key] = row
     dots = []
     for row in best.values():
-        who = report.who(row).label
-        quality = who.quality
-        words = [who.precision]
+        who = report.who(row)
+        quality, precision = who.label.quality, who.label.precision
+        words = [precision]
         words += [f"KL {quality['kl']:.4f}"] if "kl" in quality else []
         words += [f"top-1 {quality['top1']:.1%}"] if "top1" in quality else []
-        if not quality and who.precision.startswith("int"):
+        if not quality and precision.startswith("int"):
             words.append("no quality recorded")
-        label = f"{who.model} on {who.provider}"
-        size = (who.file_bytes or 0) / 1e6
-        dots.append(Dot(size, _decode(row), label, ", ".join(words), row.contestant))
+        label = f"{who.label.model} on {who.provider}"
+        megabytes = (who.label.file_bytes or 0) / 1e6
+        dots.append(Dot(megabytes, _decode(row), label, ", ".join(words), row.contestant))
     caption = (
         "KL divergence and top-1 agreement are against the full-precision model, as the packages record "
         "them; upper left is better. Of several settings the fastest is shown."

@@ -10,9 +10,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from onnxlm.cli.chart_labels import label_lines
+
 WIDTH = 1000.0
 # Of a character at the size of labels, in pixels; generous, since fonts differ.
 _CHARACTER = 6.9
+# Characters left of a bar.
+_LABEL = 63
 _ROW, _BAR = 26.0, 15.0
 _PLOT_HEIGHT = 300.0
 COLOURS = 12
@@ -107,9 +111,11 @@ def bar_chart(title: str, caption: str, axis: str, bars: Sequence[Bar]) -> Drawi
         axis: Name and unit of the lengths.
         bars: From the top.
     """
-    left = min(max(len(bar.label) for bar in bars) * _CHARACTER + 14, WIDTH * 0.45)
+    labels = [label_lines(bar.label, _LABEL) for bar in bars]
+    left = max(len(line) for lines in labels for line in lines) * _CHARACTER + 14
     right = max(len(bar.text) for bar in bars) * _CHARACTER + 16
-    bottom = 8 + _ROW * len(bars)
+    row = _ROW + 8 if any(len(lines) > 1 for lines in labels) else _ROW
+    bottom = 8 + row * len(bars)
     drawing = Drawing(title, caption, bottom + 44)
     ticks = nice_ticks(max(bar.reach for bar in bars))
     x = _scale(0, ticks[-1], left, WIDTH - right)
@@ -118,8 +124,9 @@ def bar_chart(title: str, caption: str, axis: str, bars: Sequence[Bar]) -> Drawi
         drawing.write(x(tick), bottom + 16, tick_text(tick, ticks), "middle", "tick")
     drawing.write((left + WIDTH - right) / 2, bottom + 36, axis, "middle", "axis")
     for i, bar in enumerate(bars):
-        middle = 8 + (i + 0.5) * _ROW
-        drawing.write(left - 8, middle + 4, bar.label, "end")
+        middle = 8 + (i + 0.5) * row
+        for j, line in enumerate(labels[i]):
+            drawing.write(left - 8, middle + 11 - 7 * len(labels[i]) + 14 * j, line, "end")
         _draw_bar(drawing, bar, x, middle)
         drawing.write(x(bar.reach) + 7, middle + 4, bar.text, style="value")
     return drawing

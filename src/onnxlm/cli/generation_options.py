@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from onnxlm.cli.device_options import DeviceOptions
 from onnxlm.cli.sampling_options import (
     BeamOptions,
     DrawOptions,
@@ -30,7 +31,7 @@ class SamplingOptions(BeamOptions, EndOptions, PenaltyOptions, DrawOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SessionOptions:
+class _ProviderOptions:
     """Where a package runs."""
 
     provider: Annotated[str, typer.Option(help="Execution provider, see `onnxlm providers`.")] = (
@@ -41,32 +42,21 @@ class SessionOptions:
         bool, typer.Option("--allow-fallback", help="Run on the CPU where the provider cannot.")
     ] = False
 
-    kv_budget: Annotated[
-        str | None,
-        typer.Option(metavar="BYTES", help="Most memory of keys and values, as 512MB."),
-    ] = None
+
+@dataclass(frozen=True, kw_only=True)
+class SessionOptions(DeviceOptions, _ProviderOptions):
+    """Where and how a package runs."""
+
     full_cache: Annotated[
         bool,
         typer.Option(
             "--full-cache", help="Keep keys and values that no sliding window sees any more."
         ),
     ] = False
-    device_id: Annotated[int, typer.Option(help="Number of the provider's device.")] = 0
-    gpu_mem_limit: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BYTES", help="Most memory of the device for weights and work, as 4GB."
-        ),
-    ] = None
-    graph_capture: Annotated[
-        bool,
-        typer.Option("--graph-capture", help="Record a decode step once and replay it (CUDA)."),
-    ] = False
 
     def load(self, package: Path) -> LanguageModel:
         """Open a package there."""
         from onnxlm.runtime import load
-        from onnxlm.runtime.memory_budget import read_bytes
 
         return load(
             package,
@@ -76,7 +66,7 @@ class SessionOptions:
             kv_budget=self.kv_budget,
             full_cache=self.full_cache,
             device_id=self.device_id,
-            gpu_mem_limit=read_bytes(self.gpu_mem_limit, "gpu_mem_limit") or 0,
+            gpu_mem_limit=self.memory_limit,
             graph_capture=self.graph_capture,
         )
 

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import typer
 
+from onnxlm.cli.device_options import PlaceOptions
+from onnxlm.cli.output_files import write_files
 from onnxlm.cli.terminal import note, print_table, progress_bars
-from onnxlm.errors import InputError
+from onnxlm.whole_file import check_target
 
 if TYPE_CHECKING:
     from onnxlm.runtime.profile_report import Profile as Report
+    from onnxlm.runtime.session import SessionConfig
 
 
 @dataclass(frozen=True)
-class Profile:
+class Profile(PlaceOptions):
     """Show where the time of a package goes: by operator type, by layer, in prefill and in decoding.
 
     Runs prompts and decode steps under ONNX Runtime's profiler. "of roof" is the least time that the weights
@@ -35,6 +38,9 @@ class Profile:
     batch: Annotated[int, typer.Option(min=1, help="Rows that run together.")] = 1
     threads: Annotated[int, typer.Option(min=0, help="Threads; 0 is all cores.")] = 0
     repeats: Annotated[int, typer.Option(min=1, help="Runs that count.")] = 5
+    allow_fallback: Annotated[
+        bool, typer.Option("--allow-fallback", help="Run on the CPU where the provider cannot.")
+    ] = False
     html: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one page with plots and tables.")
     ] = None
@@ -50,21 +56,40 @@ class Profile:
         from onnxlm.cli.profile_page import profile_page
         from onnxlm.package import open_package
         from onnxlm.runtime.bench import Case
+        from onnxlm.runtime.memory_budget import read_bytes
         from onnxlm.runtime.profile_run import profile
-        from onnxlm.runtime.session import SessionConfig
 
-        if self.html is not None and not self.html.absolute().parent.is_dir():
-            raise InputError(f"{self.html}: there is no such folder", fix="make it first")
-        config = SessionConfig(provider=self.provider, threads=self.threads)
+        if self.html is not None:
+            check_target(self.html)
         case = Case(self.prompt_tokens, self.new_tokens, self.batch)
         with progress_bars() as progress:
-            report = profile(open_package(self.package), config, case, self.repeats, progress)
-        if self.html is not None:
-            self.html.write_text(profile_page(report), encoding="utf-8")
-        if self.as_json:
-            print(report.to_json())
-        else:
-            _print(report)
+            report = profile(
+                open_package(self.package),
+                self._config(),
+                case,
+                self.repeats,
+                progress,
+                kv_budget=read_bytes(self.kv_budget),
+            )
+        try:
+            if self.as_json:
+                print(report.to_json())
+            else:
+                _print(report)
+        finally:  # a reader that has gone away (`| head`) takes no file along
+            if self.html is not None:
+                write_files([(self.html, lambda: profile_page(report))])
+
+    def _config(self) -> SessionConfig:
+        from onnxlm.runtime.session import SessionConfig
+
+        return SessionConfig(
+            provider=self.provider,
+            device_id=self.device_id,
+            threads=self.threads,
+            allow_fallback=self.allow_fallback,
+            gpu_mem_limit=self.memory_limit,
+        )
 
 
 def _print(report: Report) -> None:

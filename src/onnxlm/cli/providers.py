@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
+from onnxlm.cli.device_options import DeviceChoice
 from onnxlm.cli.terminal import note, print_json, print_table
 
 
@@ -23,7 +24,7 @@ class _Row:
 
 
 @dataclass(frozen=True)
-class Providers:
+class Providers(DeviceChoice):
     """List the execution providers: which work here, what they run, and why the others do not.
 
     With a package: which provider runs which of its nodes, and how often a call copies between devices.
@@ -57,7 +58,7 @@ class Providers:
                 row.name,
                 "yes" if row.available else "no",
                 ", ".join(row.precisions),
-                ", ".join(row.lowerings),
+                _lowerings(row),
                 row.reason or "",
             )
             for row in rows
@@ -73,7 +74,12 @@ class Providers:
         from onnxlm.runtime.placement import package_placement
         from onnxlm.runtime.session import SessionConfig
 
-        config = SessionConfig(provider=self.provider, allow_fallback=self.allow_fallback)
+        config = SessionConfig(
+            provider=self.provider,
+            device_id=self.device_id,
+            allow_fallback=self.allow_fallback,
+            gpu_mem_limit=self.memory_limit,
+        )
         found = package_placement(open_package(folder), config)
         if self.as_json:
             print_json({name: asdict(placement) for name, placement in found.items()})
@@ -87,6 +93,17 @@ class Providers:
         print_table(("graph", "provider", "operator", "nodes"), cells, left=3)
         for graph, placement in found.items():
             print(f"{graph}: {placement.summary()}")
+
+
+def _lowerings(row: _Row) -> str:
+    """Those that go with one type of activations say so."""
+    from onnxlm.runtime.providers import find_provider
+
+    types = find_provider(row.name).activations
+    return ", ".join(
+        f"{name} ({' or '.join(types[name])} only)" if name in types else name
+        for name in row.lowerings
+    )
 
 
 def _rows() -> list[_Row]:
