@@ -2,47 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from onnxlm.errors import ConfigError
+from onnxlm.models.ignored_keys import IGNORED_KEYS
 from onnxlm.models.layers.activation import ACTIVATIONS
 from onnxlm.models.layers.rotary import RopeConfig
 from onnxlm.models.rope_reading import read_rope
 
 T = TypeVar("T", int, float, bool, str)
-
-# Keys that every Hugging Face config may carry and that change no number of a forward pass in evaluation.
-IGNORED_KEYS = frozenset(
-    {
-        "_name_or_path",
-        "architectures",
-        "attention_dropout",
-        "attn_implementation",
-        "auto_map",  # names Python files inside the checkpoint; nothing of a checkpoint is ever executed
-        "bos_token_id",
-        "chunk_size_feed_forward",
-        "dtype",
-        "eos_token_id",
-        "id2label",
-        "initializer_range",
-        "is_decoder",
-        "is_encoder_decoder",
-        "label2id",
-        "model_type",
-        "output_attentions",
-        "output_hidden_states",
-        "pad_token_id",
-        "pretraining_tp",
-        "problem_type",
-        "return_dict",
-        "torch_dtype",
-        "transformers.js_config",
-        "transformers_version",
-        "use_cache",
-    }
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,11 +97,20 @@ class ConfigReader:
     def _shown(self, key: str) -> str:
         return self._spellings.get(key, key)
 
+    def fault(self, key: str, found: object, allowed: str) -> ConfigError:
+        """The error for a field whose value no model can have."""
+        return ConfigError(
+            f"{self._source}: field '{self._shown(key)}'",
+            found=found,
+            allowed=allowed,
+            fix="correct the config",
+        )
+
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
         """The value of `key` as `kind`; `default` where it is absent or null.
 
         Raises:
-            ConfigError: The key is absent without a default, or of another type.
+            ConfigError: The key is absent without a default, of another type, or no finite number.
         """
         self._read.add(key)
         value = self._raw.get(key)
@@ -149,6 +129,8 @@ class ConfigReader:
                 found=repr(value),
                 allowed=kind.__name__,
             )
+        if isinstance(value, float) and not math.isfinite(value):
+            raise self.fault(key, value, "a finite number")
         return value
 
     def optional(self, key: str, kind: type[T], default: T | None = None) -> T | None:
@@ -228,9 +210,20 @@ class ConfigReader:
         """An int above 0."""
         value = self.get(key, int, default)
         if value <= 0:
-            shown = self._shown(key)
-            raise ConfigError(f"{self._source}: field '{shown}'", found=value, allowed="above 0")
+            raise self.fault(key, value, "above 0")
         return value
+
+    def positive_float(self, key: str, default: float) -> float:
+        """A number above 0, for what numbers are divided by."""
+        value = self.get(key, float, default)
+        if value <= 0:
+            raise self.fault(key, value, "above 0")
+        return value
+
+    def same(self, key: str, other: str) -> None:
+        """Give `key` the value of `other` where it is absent or null."""
+        if self._raw.get(key) is None:
+            self._raw = {**self._raw, key: self._raw.get(other)}
 
     def divides(self, part: str, whole: str) -> None:
         """Refuse a config whose count `part` does not divide `whole`."""
@@ -261,10 +254,11 @@ class ConfigReader:
             longrope: The family's `DecoderLM` is given `longrope_switch`.
         """
         self._read |= {"rope_parameters", "rope_scaling", "rope_theta"}
-        raw = dict(self._raw.get("rope_parameters") or self._raw.get("rope_scaling") or {})
+        raw = self._rope_settings()
         if "partial_rotary_factor" in self._read or raw.get("partial_rotary_factor") == 1.0:
             raw.pop("partial_rotary_factor", None)
-        rope = read_rope(raw, self._raw.get("rope_theta") or theta, self._source)
+        base = self._raw.get("rope_theta")
+        rope = read_rope(raw, theta if base is None else base, self._source)
         if rope.rope_type == "longrope" and not longrope:
             raise ConfigError(f"{self._source}: this family has no rope_type 'longrope'")
         return rope
@@ -277,9 +271,16 @@ class ConfigReader:
         Args:
             default: The share where the config does not say.
         """
-        share = self.get("partial_rotary_factor", float, default)
-        rope = self._raw.get("rope_parameters") or self._raw.get("rope_scaling") or {}
-        return float(rope.get("partial_rotary_factor") or share)
+        share: Any = self.get("partial_rotary_factor", float, default)
+        inner = self._rope_settings().get("partial_rotary_factor")
+        if inner is not None:
+            share = inner
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise self.fault("partial_rotary_factor", repr(share), "above 0, at most 1")
+        return float(share)
+
+    def _rope_settings(self) -> dict[str, Any]:
+        return self.mapping("rope_parameters") or self.mapping("rope_scaling")
 
     def activation(self, key: str = "hidden_act", default: str = "silu") -> str:
         """The name of an activation.
@@ -336,6 +337,7 @@ class ConfigReader:
             rope: Rotary settings that are read already.
         """
         fields = self.model_fields(tied, positions)
+        self.divides("num_key_value_heads", "num_attention_heads")
         width = head_dim or fields["hidden_size"] // fields["num_attention_heads"]
         fields |= {
             "intermediate_size": self.positive("intermediate_size"),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from onnxlm.errors import ConfigError
 from onnxlm.models.layers.rotary import ROPE_TYPES, RopeConfig, RopeType
+
+_FLAGS = frozenset({"truncate"})
+# All other numbers are divisors, bases of powers, or under a logarithm.
+_MAY_BE_ZERO = frozenset({"mscale", "mscale_all_dim"})
+_RANGES = {False: "a number above 0", True: "a number from 0 up"}
 
 
 def read_rope(values: Mapping[str, Any], theta: float, source: str) -> RopeConfig:
@@ -18,7 +24,7 @@ def read_rope(values: Mapping[str, Any], theta: float, source: str) -> RopeConfi
         source: Where it came from, for messages.
 
     Raises:
-        ConfigError: The type is not known, a key is missing or unknown, or a value is no number.
+        ConfigError: The type is not known, a key is missing or unknown, or a value is out of its range.
     """
     raw = {key: value for key, value in values.items() if value is not None}
     legacy_type = raw.pop("type", "default")
@@ -48,12 +54,23 @@ def read_rope(values: Mapping[str, Any], theta: float, source: str) -> RopeConfi
 
 def _check_numbers(raw: Mapping[str, Any], spec: RopeType, source: str) -> None:
     for key, value in raw.items():
-        listed = isinstance(value, list)
-        numbers = value if listed else [value]
-        right = all(isinstance(number, int | float) for number in numbers)
-        if not right or listed != (key in spec.lists):
+        if key in _FLAGS:
+            right, allowed = isinstance(value, bool), "true or false"
+        elif key in spec.lists:
+            right = isinstance(value, list) and all(_in_range(key, number) for number in value)
+            allowed = "a list of numbers above 0"
+        else:
+            right, allowed = _in_range(key, value), _RANGES[key in _MAY_BE_ZERO]
+        if not right:
             raise ConfigError(
-                f"{source}: rope parameter '{key}' has a wrong type",
+                f"{source}: rope parameter '{key}' has a wrong value",
                 found=repr(value),
-                allowed="a list of numbers" if key in spec.lists else "a number",
+                allowed=allowed,
+                fix="correct the config",
             )
+
+
+def _in_range(key: str, number: object) -> bool:
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return False
+    return math.isfinite(number) and (number > 0 or (number == 0 and key in _MAY_BE_ZERO))

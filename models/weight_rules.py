@@ -71,6 +71,16 @@ def targets(rule: Rule) -> tuple[str, ...]:
     return (rule.name,) if isinstance(rule, Stack) else (rule,)
 
 
+def outer_module(rules: Rules) -> str:
+    """What stands in front of every stored name but the head's: "model.", "transformer."; "" for nothing.
+
+    A checkpoint that was saved from the inner module alone lacks it.
+    """
+    table = next((old for old, rule in rules.items() if "embed_tokens.weight" in targets(rule)), "")
+    module, _, inside = table.partition(".")
+    return f"{module}." if "." in inside else ""
+
+
 def under(
     prefix: str, names: Mapping[str, str], parts: Sequence[str] = ("weight", "bias")
 ) -> Rules:

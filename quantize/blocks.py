@@ -60,20 +60,53 @@ def asymmetric_scale(blocks: Float, bits: int) -> tuple[Float, Float]:
     return scale, low + scale * np.float32(2 ** (bits - 1))
 
 
+def require_finite(weight: Float) -> None:
+    """Refuse a weight that no codes can stand for.
+
+    Raises:
+        QuantizationError: It holds NaN or infinity.
+    """
+    if not np.isfinite(weight).all():
+        raise QuantizationError("weight holds NaN or infinity", fix="check the checkpoint")
+
+
+def inverse_of(scale: Float) -> Float:
+    """1 / scale, and 0 where that overflows or the scale is 0: such a block's values are 0 in any sum."""
+    large = np.abs(scale) >= np.finfo(np.float32).tiny
+    inverse: Float = np.divide(1.0, scale, out=np.zeros_like(scale), where=large)
+    return inverse
+
+
 def short_scale(scale: Float) -> Float:
     """A scale that 16 bits hold, a little larger so that no value is clipped; float32, as given.
 
-    Half floats have 11 significant bits, and fewer below 2 ** -14. Where that would widen a step by more than
-    an eighth, or a scale is beyond them, all stay as they are.
+    Where 16 bits do not hold them all (`fits_short`), all stay as they are.
     """
+    chosen = _rounded_up(scale)
+    return chosen if _near(chosen, scale) else scale
+
+
+def fits_short(scale: Float) -> bool:
+    """Whether 16 bits hold every scale.
+
+    Half floats have 11 significant bits, and fewer below 2 ** -14. No step may widen by more than an eighth.
+    """
+    return _near(_rounded_up(scale), scale)
+
+
+def _near(chosen: Float, scale: Float) -> bool:
+    widened = np.abs(chosen) > np.abs(scale) * np.float32(1.125)
+    return bool(np.isfinite(chosen).all() and not widened.any())
+
+
+def _rounded_up(scale: Float) -> Float:
     with np.errstate(over="ignore"):
         half = scale.astype(np.float16)
         # What is within the rounding of a float32 division is the same number.
         short = np.abs(half.astype(np.float32)) < np.abs(scale) * np.float32(1 - 1e-6)
         away = np.nextafter(half, np.copysign(np.float16(np.inf), scale.astype(np.float16)))
     chosen: Float = np.where(short, away, half).astype(np.float32)
-    fits = np.isfinite(chosen).all() and (np.abs(chosen) <= np.abs(scale) * np.float32(1.125)).all()
-    return chosen if fits else scale
+    return chosen
 
 
 def encode(
@@ -85,14 +118,14 @@ def encode(
         weight: [N, K].
         bits: 4 or 8.
         block_size: Columns that share a scale.
-        scale: [N, B]; a block of scale 0 gets the centre code.
+        scale: [N, B]; a block whose scale is 0, or next to it, gets the centre code.
         offset: [N, B], or None for symmetric blocks.
     """
     columns = weight.shape[1]
     blocks = split_blocks(weight, block_size)
     if offset is not None:
         blocks = blocks - offset[..., None]
-    inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale != 0)
+    inverse = inverse_of(scale)
     centre = 2 ** (bits - 1)
     codes = np.rint(blocks * inverse[..., None])
     codes = np.clip(codes, -centre, centre - 1) + np.float32(centre)
@@ -118,8 +151,7 @@ def round_to_nearest(
         QuantizationError: The weight holds NaN or infinity.
     """
     weight = np.ascontiguousarray(weight, dtype=np.float32)
-    if not np.isfinite(weight).all():
-        raise QuantizationError("weight holds NaN or infinity", fix="check the checkpoint")
+    require_finite(weight)
     blocks = split_blocks(weight, block_size)
     if symmetric:
         scale = symmetric_scale(blocks, bits)

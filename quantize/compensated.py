@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onnxlm.quantize.blocks import symmetric_scale
+from onnxlm.quantize.blocks import (
+    fits_short,
+    inverse_of,
+    require_finite,
+    split_blocks,
+    symmetric_scale,
+)
 from onnxlm.quantized_tensor import QuantizedTensor
 
 Float = NDArray[np.float32]
@@ -36,7 +42,12 @@ def compensated(weight: Float, moments: Float, bits: int, block_size: int) -> Qu
         moments: Second moments of the input x, [K, K], see `Statistics.hessian`.
         bits: 4 or 8.
         block_size: Columns that share a scale.
+
+    Raises:
+        QuantizationError: The weight holds NaN or infinity.
     """
+    require_finite(weight)
+    short = fits_short(symmetric_scale(split_blocks(weight, block_size), bits))
     damped = _damped(moments)
     energy = np.diag(damped).astype(np.float32)
     blocks = _blocks_by_energy(energy, block_size)
@@ -49,7 +60,7 @@ def compensated(weight: Float, moments: Float, bits: int, block_size: int) -> Qu
     start = 0
     for block in blocks:
         end = start + block.size
-        chosen = _search_scale(columns[start:end].T, energy[block], bits)
+        chosen = _search_scale(columns[start:end].T, energy[block], bits, short)
         errors = _round_block(columns, codes, factor, (start, end), chosen, centre)
         if end < columns.shape[0]:
             columns[end:] -= factor[start:end, end:].T @ errors
@@ -101,10 +112,14 @@ def _upper_inverse(upper: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]
     return inverse
 
 
-def _search_scale(block: Float, energy: Float, bits: int) -> Float:
+def _search_scale(block: Float, energy: Float, bits: int, short: bool) -> Float:
     """The scale [N] of a block [N, size] with the least error, weighted by the columns' energy.
 
-    Rounded to 16 bits, as it is stored.
+    Args:
+        block: Columns as they are when the block's turn comes.
+        energy: Of each column.
+        bits: 4 or 8.
+        short: Round to 16 bits, as it is stored.
     """
     top = (1 << (bits - 1)) - 1
     widest = symmetric_scale(block, bits)  # the extremum on the lowest code
@@ -120,7 +135,8 @@ def _search_scale(block: Float, energy: Float, bits: int) -> Float:
             scale = np.divide(
                 (weighted * block).sum(axis=1), norm, out=np.zeros_like(norm), where=norm > 0
             )
-            scale = scale.astype(np.float16).astype(np.float32)
+            if short:
+                scale = scale.astype(np.float16).astype(np.float32)
             error = np.square(block - _nearest(block, scale, top) * scale[:, None]) @ energy
             better = error < best_error
             best_error = np.where(better, error, best_error)
@@ -129,7 +145,7 @@ def _search_scale(block: Float, energy: Float, bits: int) -> Float:
 
 
 def _nearest(block: Float, scale: Float, top: int) -> Float:
-    codes: Float = np.clip(np.rint(block * _inverse(scale)[:, None]), -top - 1, top)
+    codes: Float = np.clip(np.rint(block * inverse_of(scale)[:, None]), -top - 1, top)
     return codes
 
 
@@ -143,7 +159,7 @@ def _round_block(
 ) -> Float:
     """Round one block column by column, in place; returns the scaled errors [size, N]."""
     start, end = span
-    inverse = _inverse(scale)
+    inverse = inverse_of(scale)
     errors = np.empty((end - start, columns.shape[1]), dtype=np.float32)
     for j in range(start, end):
         rounded = np.clip(np.rint(columns[j] * inverse), -centre, centre - 1)
@@ -152,7 +168,3 @@ def _round_block(
         errors[j - start] = error
         columns[j + 1 : end] -= np.outer(factor[j, j + 1 : end], error)
     return errors
-
-
-def _inverse(scale: Float) -> Float:
-    return np.divide(1.0, scale, out=np.zeros_like(scale), where=scale != 0)

@@ -27,7 +27,7 @@ GPT2_KEYS: Mapping[str, str] = {
 GPT2_UNUSED = (
     *("attn_pdrop", "embd_pdrop", "resid_pdrop", "n_ctx", "task_specific_params"),
     *("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels"),
-    *("summary_first_dropout", "gradient_checkpointing"),
+    *("summary_first_dropout", "gradient_checkpointing", "predict_special_tokens"),
 )
 # Causal masks and rotary frequencies that old checkpoints hold though they follow from the config.
 ATTENTION_BUFFERS = ("bias", "masked_bias", "rotary_emb.inv_freq")

@@ -37,6 +37,26 @@ def expert_rules(
     }
 
 
+def expert_counts(reader: ConfigReader, key: str, many: int, used: int) -> tuple[int, int]:
+    """How many experts there are, and how many of them a token takes.
+
+    Args:
+        reader: The config.
+        key: The family's for how many there are.
+        many: What holds where the config does not say.
+        used: The same of `num_experts_per_tok`.
+
+    Raises:
+        ConfigError: A token takes more than there are.
+    """
+    experts, taken = reader.positive(key, many), reader.positive("num_experts_per_tok", used)
+    if taken > experts:
+        raise reader.fault(
+            "num_experts_per_tok", taken, f"at most the number of experts, {experts}"
+        )
+    return experts, taken
+
+
 def sparse_layers(reader: ConfigReader, layers: int) -> tuple[bool, ...]:
     """Whether each layer has experts, as Qwen's configs say it."""
     step = reader.positive("decoder_sparse_step", 1)

@@ -27,7 +27,7 @@ from onnxlm.models.layers.decoder import Bridges, DecoderLM, Positions
 from onnxlm.models.layers.decoder_layers import DecoderLayer
 from onnxlm.models.layers.distance_bias import alibi_table
 from onnxlm.models.registry import Architecture, GgufFamily
-from onnxlm.models.weight_rules import Rule, Rules, under
+from onnxlm.models.weight_rules import Rules, under
 
 if TYPE_CHECKING:
     from onnxlm.models.checkpoint.gguf_metadata import FamilyMetadata
@@ -86,21 +86,18 @@ _MODULES = {
 }
 
 
-def _rules(prefix: str) -> Rules:
-    layer = f"{prefix}h.{{i}}"
-    outer: dict[str, Rule] = {
-        "word_embeddings.weight": "embed_tokens.weight",
-        "word_embeddings_layernorm.weight": "embed_norm.weight",
-        "word_embeddings_layernorm.bias": "embed_norm.bias",
-        "ln_f.weight": "norm.weight",
-        "ln_f.bias": "norm.bias",
-    }
-    return {
-        **{f"{prefix}{old}": new for old, new in outer.items()},
-        **under(layer, _MODULES),
-        **packed_by_group(f"{layer}.self_attention.query_key_value"),
-        **{f"{layer}.self_attention.{name}": None for name in ATTENTION_BUFFERS},
-    }
+_LAYER = "transformer.h.{i}"
+_RULES: Rules = {
+    "transformer.word_embeddings.weight": "embed_tokens.weight",
+    "transformer.word_embeddings_layernorm.weight": "embed_norm.weight",
+    "transformer.word_embeddings_layernorm.bias": "embed_norm.bias",
+    "transformer.ln_f.weight": "norm.weight",
+    "transformer.ln_f.bias": "norm.bias",
+    "lm_head.weight": "lm_head.weight",
+    **under(_LAYER, _MODULES),
+    **packed_by_group(f"{_LAYER}.self_attention.query_key_value"),
+    **{f"{_LAYER}.self_attention.{name}": None for name in ATTENTION_BUFFERS},
+}
 
 
 def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
@@ -115,8 +112,7 @@ def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
-    # The published checkpoints were saved without the outer module.
-    rules={**_rules(""), **_rules("transformer."), "lm_head.weight": "lm_head.weight"},
+    rules=_RULES,
     gguf=GgufFamily(
         architecture=gguf.arch_name(MODEL_ARCH.BLOOM),
         config=_gguf_config,

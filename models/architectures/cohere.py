@@ -47,6 +47,7 @@ class CohereConfig(RotaryConfig):
 
 def _parse_config(reader: ConfigReader) -> CohereConfig:
     reader.unused("model_max_length")  # of the tokenizer
+    reader.same("num_key_value_heads", "num_attention_heads")
     eps = reader.get("layer_norm_eps", float, 1e-5)
     rope = reader.rope(500_000.0, longrope=True)
     fields = reader.rotary_fields(tied=True, eps=eps, biases=False, positions=8192, rope=rope)

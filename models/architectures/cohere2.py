@@ -42,7 +42,9 @@ def _parse_config(reader: ConfigReader) -> Cohere2Config:
     # Names of what is the only form there is; the first of the layers' order is a remark on `layer_types`.
     reader.only("use_gated_activation", True)
     reader.only("use_parallel_block", True)
-    reader.only("use_parallel_embedding", False)
+    reader.unused("use_parallel_embedding")  # how a table was spread over devices
+    reader.unused("use_embedding_sharing")  # `tie_word_embeddings` decides
+    reader.same("num_key_value_heads", "num_attention_heads")
     reader.only("use_qk_norm", False)
     reader.only("rotary_pct", 1.0)
     reader.only("position_embedding_type", "rope_gptj")

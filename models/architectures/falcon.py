@@ -75,6 +75,7 @@ def _parse_config(reader: ConfigReader) -> FalconConfig:
             allowed="True",
         )
     fields = classic_fields(reader, act="gelu", tied=True)
+    reader.only("ff_factor", fields["intermediate_size"] / fields["hidden_size"])
     fields["num_key_value_heads"] = _kv_heads(reader, grouped, fields["num_attention_heads"])
     rope = reader.rope()  # read with ALiBi too: such configs hold settings that nothing uses
     config = FalconConfig(

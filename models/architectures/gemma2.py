@@ -40,7 +40,7 @@ def _parse_config(reader: ConfigReader) -> GemmaConfig:
     fields["hidden_act"] = reader.activation("hidden_activation", GELU)
     config = GemmaConfig(
         **fields,
-        query_pre_attn_scalar=reader.get("query_pre_attn_scalar", float, 256.0),
+        query_pre_attn_scalar=reader.positive_float("query_pre_attn_scalar", 256.0),
         attn_logit_softcapping=reader.optional("attn_logit_softcapping", float, 50.0),
         final_logit_softcapping=reader.optional("final_logit_softcapping", float, 30.0),
         sliding_windows=sliding_windows(

@@ -90,7 +90,7 @@ def _parse_config(reader: ConfigReader) -> Gemma3Config:
     config = Gemma3Config(
         **fields,
         local_rope=ropes[SLIDING],
-        query_pre_attn_scalar=reader.get("query_pre_attn_scalar", float, 256.0),
+        query_pre_attn_scalar=reader.positive_float("query_pre_attn_scalar", 256.0),
         attn_logit_softcapping=None,
         final_logit_softcapping=reader.optional("final_logit_softcapping", float),
         sliding_windows=sliding_windows(

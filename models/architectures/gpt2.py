@@ -118,14 +118,14 @@ def _layer(prefix: str) -> Rules:
     return rules
 
 
-def _rules(prefix: str) -> Rules:
-    return {
-        f"{prefix}wte.weight": "embed_tokens.weight",
-        f"{prefix}wpe.weight": "embed_positions.weight",
-        f"{prefix}ln_f.weight": "norm.weight",
-        f"{prefix}ln_f.bias": "norm.bias",
-        **_layer(f"{prefix}h.{{i}}"),
-    }
+_RULES: Rules = {
+    "transformer.wte.weight": "embed_tokens.weight",
+    "transformer.wpe.weight": "embed_positions.weight",
+    "transformer.ln_f.weight": "norm.weight",
+    "transformer.ln_f.bias": "norm.bias",
+    "lm_head.weight": "lm_head.weight",
+    **_layer("transformer.h.{i}"),
+}
 
 
 def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
@@ -140,8 +140,7 @@ def _gguf_config(own: FamilyMetadata) -> dict[str, Any]:
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
-    # The first checkpoints were saved without the outer module.
-    rules={**_rules(""), **_rules("transformer."), "lm_head.weight": "lm_head.weight"},
+    rules=_RULES,
     gguf=GgufFamily(
         architecture=gguf.arch_name(MODEL_ARCH.GPT2),
         config=_gguf_config,

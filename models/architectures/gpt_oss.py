@@ -13,7 +13,7 @@ from gguf.constants import MODEL_ARCH, MODEL_TENSOR, Keys
 
 from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import ATTENTION, NORMS, OUTER, rms_norm, rotary_lm
-from onnxlm.models.architectures._mixture import UNUSED
+from onnxlm.models.architectures._mixture import UNUSED, expert_counts
 from onnxlm.models.architectures._windows import WindowedConfig, sliding_windows
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.attention import Attention, AttentionOptions
@@ -61,11 +61,12 @@ def _parse_config(reader: ConfigReader) -> GptOssConfig:
     windows = sliding_windows(
         reader, fields["num_hidden_layers"], window, lambda index: index % 2 == 0
     )
+    experts, taken = expert_counts(reader, "num_local_experts", 128, 4)
     config = GptOssConfig(
         **fields,
         attention_bias=reader.get("attention_bias", bool, True),
-        num_local_experts=reader.positive("num_local_experts", 128),
-        num_experts_per_tok=reader.positive("num_experts_per_tok", 4),
+        num_local_experts=experts,
+        num_experts_per_tok=taken,
         swiglu_alpha=reader.get("swiglu_alpha", float, 1.702),
         swiglu_limit=reader.get("swiglu_limit", float, 7.0),
         sliding_windows=windows,

@@ -42,12 +42,13 @@ class GraniteConfig(RotaryConfig):
 
 
 def _parse_config(reader: ConfigReader) -> GraniteConfig:
+    reader.same("num_key_value_heads", "num_attention_heads")
     config = GraniteConfig(
         **reader.rotary_fields(rope=reader.rope(longrope=True)),
         embedding_multiplier=reader.get("embedding_multiplier", float, 1.0),
         residual_multiplier=reader.get("residual_multiplier", float, 1.0),
         attention_multiplier=reader.get("attention_multiplier", float, 1.0),
-        logits_scaling=reader.get("logits_scaling", float, 1.0),
+        logits_scaling=reader.positive_float("logits_scaling", 1.0),
     )
     reader.finish()
     return config

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 
 def _parse_config(reader: ConfigReader) -> RotaryConfig:
+    # What the model's makers and other programs note down.
+    reader.unused("is_llama_config", "max_sequence_length")
+    reader.only("rope_interleaved", False)
+    reader.same("num_key_value_heads", "num_attention_heads")
     config = RotaryConfig(**reader.rotary_fields(rope=reader.rope(longrope=True)))
     reader.finish()
     return config

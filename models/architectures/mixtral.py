@@ -12,7 +12,7 @@ from gguf.constants import MODEL_ARCH, Keys
 
 from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import ATTENTION, NORMS, OUTER, rms_norm, rotary_lm
-from onnxlm.models.architectures._mixture import UNUSED, expert_rules
+from onnxlm.models.architectures._mixture import UNUSED, expert_counts, expert_rules
 from onnxlm.models.config import ConfigReader, RotaryConfig
 from onnxlm.models.layers.attention import Attention
 from onnxlm.models.layers.cached_attention import AttentionSpec
@@ -43,10 +43,11 @@ def _parse_config(reader: ConfigReader) -> MixtralConfig:
     reader.spelled({"num_local_experts": "num_experts"})
     reader.unused(*UNUSED)
     reader.only("hidden_act", "silu")
+    experts, taken = expert_counts(reader, "num_local_experts", 8, 2)
     config = MixtralConfig(
         **reader.rotary_fields(eps=1e-5, theta=1000000.0, biases=False, positions=131072),
-        num_local_experts=reader.positive("num_local_experts", 8),
-        num_experts_per_tok=reader.positive("num_experts_per_tok", 2),
+        num_local_experts=experts,
+        num_experts_per_tok=taken,
         sliding_window=reader.optional("sliding_window", int) or 0,
     )
     reader.finish()

@@ -35,6 +35,7 @@ _NORMS = {name: name for name in ("post_attention_layernorm", "post_feedforward_
 
 
 def _parse_config(reader: ConfigReader) -> RotaryConfig:
+    reader.same("num_key_value_heads", "num_attention_heads")
     fields = reader.rotary_fields(biases=False, eps=1e-5, rope=reader.rope(longrope=True))
     bias = reader.get("attention_bias", bool, False)
     reader.finish()

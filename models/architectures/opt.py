@@ -19,7 +19,7 @@ from onnxlm.models.layers.decoder_layers import DecoderLayer, PostNormLayer
 from onnxlm.models.layers.norm import LayerNorm
 from onnxlm.models.layers.position_embedding import LearnedPositions
 from onnxlm.models.registry import Architecture
-from onnxlm.models.weight_rules import Either, Rule, Rules, under
+from onnxlm.models.weight_rules import Either, Rules, under
 
 _POSITION_OFFSET = 2
 
@@ -48,6 +48,7 @@ def _parse_config(reader: ConfigReader) -> OptConfig:
     reader.spelled({"intermediate_size": "ffn_dim", "hidden_act": "activation_function"})
     reader.unused("dropout", "layerdrop", "init_std", "activation_dropout", "prefix")
     reader.only("layer_norm_eps", 1e-5)
+    reader.only("learned_embeddings", True)
     fields = classic_fields(reader, act="relu", tied=True, fourfold=False)
     before = reader.get("do_layer_norm_before", bool, True)
     config = OptConfig(
@@ -100,45 +101,41 @@ def _build(config: OptConfig) -> DecoderLM:
     )
 
 
-def _layer_rules(prefix: str) -> Rules:
-    modules = {
-        **{f"self_attn.{name}_proj": f"self_attn.{name}_proj" for name in "qkv"},
-        "self_attn.out_proj": "self_attn.o_proj",
-        "fc1": "mlp.up_proj",
-        "fc2": "mlp.down_proj",
-    }
-    norms = {
-        "self_attn_layer_norm": ("input_layernorm", "attention_norm"),
-        "final_layer_norm": ("post_attention_layernorm", "mlp_norm"),
-    }
-    layer = f"{prefix}layers.{{i}}"
-    return {
-        **under(layer, modules),
-        **{
-            f"{layer}.{old}.{part}": Either(tuple(f"layers.{{i}}.{name}.{part}" for name in new))
-            for old, new in norms.items()
-            for part in ("weight", "bias")
-        },
-    }
-
-
-def _rules(prefix: str) -> Rules:
-    outer: dict[str, Rule] = {
-        "embed_tokens.weight": "embed_tokens.weight",
-        "embed_positions.weight": "embed_positions.weight",
-        "project_in.weight": "project_in.weight",
-        "project_out.weight": "project_out.weight",
-        "final_layer_norm.weight": "norm.weight",
-        "final_layer_norm.bias": "norm.bias",
-    }
-    return {f"{prefix}{old}": new for old, new in outer.items()} | dict(_layer_rules(prefix))
+_PREFIX = "model.decoder."
+_MODULES = {
+    **{f"self_attn.{name}_proj": f"self_attn.{name}_proj" for name in "qkv"},
+    "self_attn.out_proj": "self_attn.o_proj",
+    "fc1": "mlp.up_proj",
+    "fc2": "mlp.down_proj",
+}
+# In front of a block, or behind its sum.
+_NORMS = {
+    "self_attn_layer_norm": ("input_layernorm", "attention_norm"),
+    "final_layer_norm": ("post_attention_layernorm", "mlp_norm"),
+}
+_RULES: Rules = {
+    f"{_PREFIX}embed_tokens.weight": "embed_tokens.weight",
+    f"{_PREFIX}embed_positions.weight": "embed_positions.weight",
+    f"{_PREFIX}project_in.weight": "project_in.weight",
+    f"{_PREFIX}project_out.weight": "project_out.weight",
+    f"{_PREFIX}final_layer_norm.weight": "norm.weight",
+    f"{_PREFIX}final_layer_norm.bias": "norm.bias",
+    "lm_head.weight": "lm_head.weight",
+    **under(f"{_PREFIX}layers.{{i}}", _MODULES),
+    **{
+        f"{_PREFIX}layers.{{i}}.{old}.{part}": Either(
+            tuple(f"layers.{{i}}.{name}.{part}" for name in new)
+        )
+        for old, new in _NORMS.items()
+        for part in ("weight", "bias")
+    },
+}
 
 
 ARCHITECTURE = Architecture(
     parse_config=_parse_config,
     build=_build,
-    # The first checkpoints were saved without the outer module.
-    rules={**_rules("decoder."), **_rules("model.decoder."), "lm_head.weight": "lm_head.weight"},
+    rules=_RULES,
     tiny={
         "model_type": "opt",
         "vocab_size": 96,

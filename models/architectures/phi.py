@@ -50,9 +50,8 @@ class PhiConfig(ClassicConfig):
 def _parse_config(reader: ConfigReader) -> PhiConfig:
     reader.unused("resid_pdrop", "embd_pdrop")
     fields = classic_fields(reader, act="gelu_new", tied=False, fourfold=False)
-    fields["num_key_value_heads"] = reader.positive(
-        "num_key_value_heads", fields["num_attention_heads"]
-    )
+    reader.same("num_key_value_heads", "num_attention_heads")
+    fields["num_key_value_heads"] = reader.positive("num_key_value_heads")
     reader.divides("num_key_value_heads", "num_attention_heads")
     share = reader.rotary_share(0.5)
     config = PhiConfig(

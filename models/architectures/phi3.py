@@ -61,6 +61,9 @@ def _rope(reader: ConfigReader) -> RopeConfig:
 
 def _parse_config(reader: ConfigReader) -> Phi3Config:
     reader.unused("embd_pdrop", "resid_pdrop")
+    reader.only("full_attn_mod", 1)  # every so many layers see all
+    reader.only("interpolate_factor", 1)
+    reader.same("num_key_value_heads", "num_attention_heads")
     share = reader.rotary_share(1.0)
     fields = reader.rotary_fields(biases=False, eps=1e-5, positions=4096, rope=_rope(reader))
     config = Phi3Config(

@@ -13,7 +13,7 @@ from torch import nn
 
 from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import LAYER, OUTER, PROJECTIONS, rms_norm, rotary_lm
-from onnxlm.models.architectures._mixture import UNUSED, expert_rules, sparse_layers
+from onnxlm.models.architectures._mixture import UNUSED, expert_counts, expert_rules, sparse_layers
 from onnxlm.models.architectures._windows import WindowedConfig, sliding_windows
 from onnxlm.models.config import ConfigReader
 from onnxlm.models.layers.attention import Attention, AttentionOptions
@@ -51,11 +51,12 @@ def _parse_config(reader: ConfigReader) -> Qwen2MoeConfig:
     reader.unused(*UNUSED)
     reader.only("hidden_act", "silu")
     fields = reader.rotary_fields(biases=False, positions=32768)
+    experts, taken = expert_counts(reader, "num_experts", 60, 4)
     config = Qwen2MoeConfig(
         **fields,
         qkv_bias=reader.get("qkv_bias", bool, True),
-        num_experts=reader.positive("num_experts", 60),
-        num_experts_per_tok=reader.positive("num_experts_per_tok", 4),
+        num_experts=experts,
+        num_experts_per_tok=taken,
         norm_topk_prob=reader.get("norm_topk_prob", bool, False),
         moe_intermediate_size=reader.positive("moe_intermediate_size", 1408),
         shared_expert_intermediate_size=reader.positive("shared_expert_intermediate_size", 5632),

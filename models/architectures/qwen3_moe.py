@@ -13,7 +13,7 @@ from torch import nn
 
 from onnxlm.models.architectures import _gguf as gguf
 from onnxlm.models.architectures._common import LAYER, OUTER, QK_NORMS, rms_norm, rotary_lm
-from onnxlm.models.architectures._mixture import UNUSED, expert_rules, sparse_layers
+from onnxlm.models.architectures._mixture import UNUSED, expert_counts, expert_rules, sparse_layers
 from onnxlm.models.config import ConfigReader, RotaryConfig
 from onnxlm.models.layers.attention import Attention, AttentionOptions
 from onnxlm.models.layers.cached_attention import AttentionSpec
@@ -50,14 +50,16 @@ def _parse_config(reader: ConfigReader) -> Qwen3MoeConfig:
     reader.spelled({"num_experts": "num_local_experts"})
     reader.unused(*UNUSED, "max_window_layers")
     reader.only("hidden_act", "silu")
+    reader.only("use_qk_norm", True)
     fields = reader.rotary_fields(biases=False, positions=32768)
     used = reader.get("use_sliding_window", bool, False)
     window = reader.optional("sliding_window", int, 4096)
+    experts, taken = expert_counts(reader, "num_experts", 128, 8)
     config = Qwen3MoeConfig(
         **fields,
         attention_bias=reader.get("attention_bias", bool, False),
-        num_experts=reader.positive("num_experts", 128),
-        num_experts_per_tok=reader.positive("num_experts_per_tok", 8),
+        num_experts=experts,
+        num_experts_per_tok=taken,
         norm_topk_prob=reader.get("norm_topk_prob", bool, False),
         moe_intermediate_size=reader.positive("moe_intermediate_size", 768),
         sparse=sparse_layers(reader, fields["num_hidden_layers"]),

@@ -9,6 +9,7 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, processors
 
 from onnxlm.models.checkpoint.gguf_tokenizer_models import (
+    LLAMA3_SPLITTERS,
     Vocabulary,
     byte_level_tokenizer,
     sentencepiece_tokenizer,
@@ -17,6 +18,19 @@ from onnxlm.models.checkpoint.huggingface import CHAT_TEMPLATE, TOKENIZER, TOKEN
 
 # Kinds of tokens that are matched before the text is split (ggml, `include/llama.h`, llama_token_type).
 _CONTROL, _USER_DEFINED = 3, 4
+_ADDED = (_CONTROL, _USER_DEFINED)
+# Added tokens that end a turn, whatever the metadata's ids say (llama.cpp, `src/llama-vocab.cpp`,
+# special_eog_ids): files name one end, and models were trained to write another (Phi-3's `<|end|>`).
+_ENDS = frozenset(
+    {
+        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<EOT>"),
+        *("<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "[EOT]", "[EOS]"),
+        *("<|return|>", "<|call|>"),
+    }
+)
+# Vocabularies with both of these have turns of several messages, and `<|end|>` closes one of them only.
+_HARMONY = frozenset({"<|return|>", "<|call|>"})
+_MESSAGE_END = "<|end|>"
 _IDS = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -40,11 +54,24 @@ def generation_ids(vocabulary: Vocabulary) -> dict[str, Any]:
         value = vocabulary.token_id(name)
         if value is not None:
             ids[key] = value
-    ends = [vocabulary.token_id(name) for name in ("eos_token_id", "eot_token_id")]
-    unique = list(dict.fromkeys(end for end in ends if end is not None))
-    if unique:
-        ids["eos_token_id"] = unique[0] if len(unique) == 1 else unique
+    ends = _ends(vocabulary)
+    if ends:
+        ids["eos_token_id"] = ends[0] if len(ends) == 1 else ends
     return ids
+
+
+def _ends(vocabulary: Vocabulary) -> list[int]:
+    """Ids that end a turn: those that the metadata names first, then those of known texts."""
+    added = {
+        token: index
+        for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
+        if kind in _ADDED
+    }
+    named = [vocabulary.token_id(name) for name in ("eos_token_id", "eot_token_id", "eom_token_id")]
+    ends = [*named, *(index for token, index in added.items() if token in _ENDS)]
+    if added.keys() >= _HARMONY:
+        ends = [end for end in ends if end != added.get(_MESSAGE_END)]
+    return list(dict.fromkeys(end for end in ends if end is not None))
 
 
 def tokenizer_files(vocabulary: Vocabulary, chat_template: str | None) -> dict[str, bytes]:
@@ -60,10 +87,12 @@ def tokenizer_files(vocabulary: Vocabulary, chat_template: str | None) -> dict[s
     added = [
         AddedToken(token, normalized=False, special=token_type == _CONTROL)
         for token, token_type in zip(vocabulary.tokens, vocabulary.types, strict=True)
-        if token_type in (_CONTROL, _USER_DEFINED)
+        if token_type in _ADDED
     ]
     tokenizer.add_tokens(added)
-    _add_template(tokenizer, vocabulary, adds_bos=kind == "llama")
+    # What llama.cpp takes a file to mean that does not say (`src/llama-vocab.cpp`, add_bos).
+    adds_bos = kind == "llama" or vocabulary.get("pre") in LLAMA3_SPLITTERS
+    _add_template(tokenizer, vocabulary, adds_bos)
     files = {
         TOKENIZER: tokenizer.to_str(pretty=True).encode(),
         TOKENIZER_CONFIG: json.dumps(_tokenizer_config(vocabulary), indent=2).encode(),

@@ -90,7 +90,8 @@ class Vocabulary:
         )
 
 
-_WHOLE_WORDS_FIRST = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3"})
+# Of Llama 3's tokenizer: a word that is a token is not merged, and a text starts with bos.
+LLAMA3_SPLITTERS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3"})
 _COMPOSED = frozenset({"qwen2", "deepseek-r1-qwen"})
 
 
@@ -103,7 +104,7 @@ def byte_level_tokenizer(vocabulary: Vocabulary) -> Tokenizer:
         models.BPE(
             vocab={token: index for index, token in enumerate(vocabulary.tokens)},
             merges=vocabulary.merges(),
-            ignore_merges=splitter in _WHOLE_WORDS_FIRST,
+            ignore_merges=splitter in LLAMA3_SPLITTERS,
         )
     )
     if splitter in _COMPOSED:

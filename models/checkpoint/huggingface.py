@@ -22,7 +22,9 @@ GENERATION_CONFIG = "generation_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
-_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+_TOKEN_IDS = {"bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"}
+# What some writers put for no token, and for a top-k that is off; the runtime knows null and 0.
+_NONE = -1
 
 
 def read_huggingface(folder: Path) -> Checkpoint:
@@ -51,8 +53,7 @@ def read_huggingface(folder: Path) -> Checkpoint:
 
 def describe_folder(folder: Path, kind: str) -> Checkpoint:
     """Config, generation config and tokenizer of a folder that has them as Hugging Face does; no tensors."""
-    raw_config = read_json(inside(folder, CONFIG))
-    check_token_ids(raw_config, CONFIG)
+    raw_config = known_token_ids(read_json(inside(folder, CONFIG)), CONFIG)
     reader = ConfigReader(raw_config, CONFIG)
     architecture = find_architecture(reader.get("model_type", str))
     config = architecture.parse_config(reader)
@@ -81,26 +82,32 @@ def read_side_files(folder: Path) -> tuple[dict[str, Any], dict[str, bytes]]:
     """
     generation_config: dict[str, Any] = {}
     if (folder / GENERATION_CONFIG).exists():
-        generation_config = read_json(inside(folder, GENERATION_CONFIG))
-        check_token_ids(generation_config, GENERATION_CONFIG)
+        raw = read_json(inside(folder, GENERATION_CONFIG))
+        generation_config = known_token_ids(raw, GENERATION_CONFIG)
+        if generation_config.get("top_k") == _NONE:
+            generation_config["top_k"] = 0
     return generation_config, _read_tokenizer_files(folder)
 
 
-def check_token_ids(values: Mapping[str, Any], source: str) -> None:
-    """Refuse a token id that is neither null, an int nor a list of ints.
+def known_token_ids(values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The fields, a token id of -1 ("there is none") as null.
 
     Raises:
-        ConfigError: Names the field and the value.
+        ConfigError: A token id is neither null, an id nor a list of ids; names the field and the value.
     """
-    for key in _TOKEN_IDS:
-        value = values.get(key)
+    known = dict(values)
+    for key in sorted(_TOKEN_IDS & values.keys()):
+        value = values[key]
         ids = value if isinstance(value, list) else [value]
-        if value is not None and not all(type(item) is int for item in ids):
+        if value is not None and not all(type(item) is int and item >= _NONE for item in ids):
             raise ConfigError(
                 f"{source}: field '{key}' is no token id",
                 found=repr(value),
-                allowed="an int, a list of ints, or null",
+                allowed="an int from 0 up, a list of them, or null (-1 too)",
             )
+        if _NONE in ids:
+            known[key] = [item for item in ids if item != _NONE] or None
+    return known
 
 
 def _read_tokenizer_files(folder: Path) -> dict[str, bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -11,12 +11,13 @@ import torch
 
 from onnxlm.errors import CheckpointError
 from onnxlm.models.checkpoint.assembling import cut, stacked
-from onnxlm.models.checkpoint.tensors import StoredTensor
+from onnxlm.models.checkpoint.tensors import FLOATS, StoredTensor
 from onnxlm.models.config import ModelConfig
 from onnxlm.models.layers.decoder import DecoderLM
 from onnxlm.models.registry import Architecture
-from onnxlm.models.weight_rules import Cut, Either, Rules, Stack, targets
+from onnxlm.models.weight_rules import Cut, Either, Rule, Rules, Stack, outer_module, targets
 
+_NOWHERE = ""  # the name of no parameter
 _LISTED = 8  # names printed of a longer list
 
 
@@ -136,33 +137,62 @@ def _placed(
     source: str,
 ) -> tuple[dict[str, StoredTensor], list[str]]:
     """What each parameter is read from, and stored names that belong to none."""
-    names = NameMap(rules)
+    find = _finder(rules)
     found: dict[str, StoredTensor] = {}
     stacks: dict[str, dict[tuple[int, int], StoredTensor]] = {}
     slots: dict[str, int] = {}
-    unexpected = []
+    unexpected, unreadable = [], []
     own = config.num_hidden_layers
     further = range(own, own + config.further_layers)
     for name, tensor in stored.items():
-        rule, place = names.find(name) or (name, Place())
-        if place.layer and int(place.layer) in further:
+        rule, place = find(name)
+        if rule is None or (place.layer and int(place.layer) in further):
             continue
+        if tensor.unreadable:
+            unreadable.append(f"{tensor.name} is {tensor.unreadable}")
         if isinstance(rule, Either):
             there = (one for one in rule.names if place.fill(one) in parameters)
             rule = next(there, rule.names[0])
         filled = [place.fill(target) for target in targets(rule)]
-        if not set(filled) <= parameters:
+        # A place that is taken is none: of two spellings of one name nothing says which is meant.
+        if any(target not in parameters or target in found for target in filled):
             unexpected.append(tensor.name)
         elif isinstance(rule, Stack):
             slots[filled[0]] = rule.slots
             stacks.setdefault(filled[0], {})[int(place.expert), rule.slot] = tensor
         elif isinstance(rule, Cut):
             found |= zip(filled, cut(tensor, rule, config), strict=True)
-        elif rule is not None:
+        else:
             found[filled[0]] = tensor
+    _refuse_unreadable(unreadable, source)
     for name, pieces in stacks.items():
         found[name] = stacked(name, pieces, slots[name], source)
     return found, unexpected
+
+
+def _finder(rules: Rules) -> Callable[[str], tuple[Rule, Place]]:
+    """What becomes of a stored name, with the family's outer module in front of it or without.
+
+    A family's own names are never those of a checkpoint: what its rules do to a tensor (Gemma's "+ 1") must
+    not depend on how it was saved. Without rules names are the module's own.
+    """
+    names, outer = NameMap(rules), outer_module(rules)
+
+    def find(name: str) -> tuple[Rule, Place]:
+        if not rules:
+            return name, Place()
+        return names.find(name) or names.find(outer + name) or (_NOWHERE, Place())
+
+    return find
+
+
+def _refuse_unreadable(tensors: list[str], source: str) -> None:
+    if tensors:
+        raise CheckpointError(
+            f"{source}: tensors of a type that cannot be read",
+            found=listed(tensors),
+            allowed=f"{', '.join(FLOATS)}; U8 as MXFP4, in a <name>_blocks and a <name>_scales",
+        )
 
 
 def _refuse_unexpected(names: list[str], source: str) -> None:

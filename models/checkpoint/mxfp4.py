@@ -50,8 +50,10 @@ def joined(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     `<name>_blocks` is uint8 [E, N, B, 16], the number of an even column in the low bits of a byte;
     `<name>_scales` is uint8 [E, N, B]. The parameter [E, N, K] takes the first one's name.
 
+    Bytes without such a name stay as they are: what does not need them ignores them.
+
     Raises:
-        CheckpointError: Bytes are no such pair.
+        CheckpointError: A tensor's partner is missing, or has another shape.
     """
     found = dict(tensors)
     for name, numbers in tensors.items():
@@ -59,13 +61,6 @@ def joined(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
             powers = tensors.get(name.removesuffix(_NUMBERS) + _POWERS)
             found[name] = _parameter(numbers, powers)
             found.pop(name.removesuffix(_NUMBERS) + _POWERS)
-    alone = [tensor for tensor in found.values() if isinstance(tensor, StoredBytes)]
-    if alone:
-        raise CheckpointError(
-            f"{alone[0].file}: a tensor of a type that cannot be read",
-            found=f"{alone[0].name} is U8",
-            allowed=f"U8 as MXFP4 only, in a <name>{_NUMBERS} and a <name>{_POWERS}",
-        )
     return found
 
 

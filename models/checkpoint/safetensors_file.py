@@ -19,12 +19,10 @@ from onnxlm.errors import CheckpointError
 from onnxlm.models.checkpoint.folder import inside, read_json, refuse_pointer
 from onnxlm.models.checkpoint.matching import listed
 from onnxlm.models.checkpoint.mxfp4 import StoredBytes, joined
-from onnxlm.models.checkpoint.tensors import StoredTensor
+from onnxlm.models.checkpoint.tensors import FLOATS, StoredTensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-# Bytes of an element.
-DTYPES = {"F32": 4, "F16": 2, "BF16": 2}
 BYTES = "U8"  # parts of parameters, see `mxfp4`
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 _REFETCH = "fetch the file again"
@@ -113,8 +111,7 @@ def read_file(path: Path) -> dict[str, StoredTensor]:
     """Every tensor of one safetensors file, its values left in the file.
 
     Raises:
-        CheckpointError: The file is a pointer, damaged or cut short, or has a type that is neither a float
-            nor MXFP4.
+        CheckpointError: The file is a pointer, damaged or cut short.
     """
     return joined(_read_tensors(path))
 
@@ -130,20 +127,17 @@ def _read_tensors(path: Path) -> dict[str, StoredTensor]:
             f"{path}: the safetensors file is damaged", found=str(error), fix=_REFETCH
         ) from error
     tensors: dict[str, StoredTensor] = {}
-    wrong = []
     for name in file.keys():  # noqa: SIM118, a safe_open handle is no mapping
         view = file.get_slice(name)
         dtype, shape = view.get_dtype(), tuple(view.get_shape())
-        if dtype != BYTES and dtype not in DTYPES:
-            wrong.append(f"{name} is {dtype}")
         kind = StoredBytes if dtype == BYTES else StoredTensor
-        nbytes = math.prod(shape) * DTYPES.get(dtype, 1)
-        tensors[name] = kind(name, path.name, shape, nbytes, _reader(file.get_tensor, name))
-    if wrong:
-        raise CheckpointError(
-            f"{path}: tensors of a type that cannot be read",
-            found=listed(wrong),
-            allowed=", ".join(sorted(DTYPES)),
+        tensors[name] = kind(
+            name=name,
+            file=path.name,
+            shape=shape,
+            nbytes=math.prod(shape) * FLOATS.get(dtype, 1),
+            read=_reader(file.get_tensor, name),
+            unreadable=None if dtype in FLOATS else dtype,
         )
     return tensors
 

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from onnxlm.quantized_tensor import QuantizedTensor
 
+# Types of values that a parameter can have, and bytes of an element.
+FLOATS: Mapping[str, int] = {"BF16": 2, "F16": 2, "F32": 4}
+
 
 @dataclass(frozen=True)
 class StoredTensor:
@@ -20,6 +23,7 @@ class StoredTensor:
         shape: Shape of what `read` returns.
         nbytes: Bytes it takes in the file.
         read: Reads the values; block-quantized ones come de-quantized.
+        unreadable: The type of its values, where no parameter can have them; a model may not need them.
         quantized: Reads the codes and scales of a block-quantized tensor in exact form; of experts' matrices
             [E, N, K] as [E * N, K].
     """
@@ -30,6 +34,7 @@ class StoredTensor:
     nbytes: int
     read: Callable[[], Tensor]
     quantized: Callable[[], QuantizedTensor] | None = None
+    unreadable: str | None = None
 
 
 class LazyQuantized(Mapping[str, QuantizedTensor]):

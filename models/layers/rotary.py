@@ -222,7 +222,8 @@ def rope_tables(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tenso
         of long ones, see `longrope_switch`.
 
     Raises:
-        ConfigError: The scaling type is not known, the width is odd, or a list has a wrong length.
+        ConfigError: The scaling type is not known, the width is odd, a list has a wrong length, or the
+            numbers give no frequencies.
     """
     if rope.rope_type not in ROPE_TYPES:
         raise ConfigError(
@@ -230,7 +231,10 @@ def rope_tables(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tenso
         )
     if width < 2 or width % 2:
         raise ConfigError("rotary width of a head", found=width, allowed="an even number above 0")
-    frequencies, factor = ROPE_TYPES[rope.rope_type].frequencies(rope, width, max_positions)
+    try:
+        frequencies, factor = ROPE_TYPES[rope.rope_type].frequencies(rope, width, max_positions)
+    except (ArithmeticError, ValueError) as error:
+        raise _unusable(rope) from error
     switch = longrope_switch(rope, max_positions)
     if switch is None:
         angles = torch.outer(_count(max_positions), frequencies)
@@ -238,4 +242,16 @@ def rope_tables(rope: RopeConfig, width: int, max_positions: int) -> tuple[Tenso
         short, long = frequencies
         rows = _count(switch[0]), _count(max_positions)
         angles = torch.cat((torch.outer(rows[0], short), torch.outer(rows[1], long)))
+    if not math.isfinite(factor) or not torch.isfinite(frequencies).all():
+        raise _unusable(rope)
     return (angles.cos() * factor).float(), (angles.sin() * factor).float()
+
+
+def _unusable(rope: RopeConfig) -> ConfigError:
+    """Each number for itself is possible (`rope_reading`), all of them together are not."""
+    numbers = {"rope_theta": rope.rope_theta, **rope.parameters}
+    return ConfigError(
+        f"rope parameters of type '{rope.rope_type}' give no frequencies",
+        found=", ".join(f"{key} {value:g}" for key, value in numbers.items()),
+        fix="correct the config",
+    )

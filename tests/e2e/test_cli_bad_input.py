@@ -128,8 +128,8 @@ def test_a_bad_source_is_refused_before_a_quantized_package_is_begun(
             ("config.json: rope_type", "found 'banana'", "default, linear, llama3, yarn"),
         ),
         (
-            {"num_key_value_heads": None},
-            ("config.json: field 'num_key_value_heads' is missing", "add"),
+            {"intermediate_size": None},
+            ("config.json: field 'intermediate_size' is missing", "add"),
         ),
         ({"hidden_size": "64"}, ("config.json: field 'hidden_size'", "found '64'", "int")),
         ({"eos_token_id": "0"}, ("config.json: field 'eos_token_id'", "found '0'", "int")),

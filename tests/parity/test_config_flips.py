@@ -21,7 +21,8 @@ from transformers import AutoConfig, PretrainedConfig
 
 from onnxlm.errors import OnnxlmError
 from onnxlm.models import load
-from onnxlm.models.config import IGNORED_KEYS, ConfigReader
+from onnxlm.models.config import ConfigReader
+from onnxlm.models.ignored_keys import IGNORED_KEYS
 from onnxlm.models.layers.activation import ACTIVATIONS
 from onnxlm.models.registry import architecture_names, find_architecture
 

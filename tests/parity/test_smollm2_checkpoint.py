@@ -48,7 +48,7 @@ def test_config_and_provenance(checkpoint: Checkpoint, smollm2: Path) -> None:
     assert config.tie_word_embeddings
     assert checkpoint.generation_config == {
         "bos_token_id": 1,
-        "eos_token_id": 2,
+        "eos_token_id": [2, 0],  # <|im_end|>, which the file names, and <|endoftext|>
         "pad_token_id": 2,
     }
     assert checkpoint.provenance["files"] == {smollm2.name: smollm2.stat().st_size}

@@ -100,7 +100,7 @@ def test_rows_that_do_not_divide_into_heads(tmp_path: Path) -> None:
     path = write_gguf(
         tmp_path / "a.gguf",
         hot_model(TINY),
-        edit=lambda writer: writer.add_uint32("llama.attention.head_count", 5),
+        edit=lambda writer: writer.add_uint32("llama.attention.head_count", 6),
         without=frozenset({"attention.head_count"}),
     )
     assert "rows of blk.0.attn_q.weight do not divide into its heads" in refusal(path)

@@ -271,15 +271,68 @@ def test_byte_level_models_start_with_bos_only_when_told() -> None:
     assert rebuilt.encode("fox").ids == [1, *SMOLLM.encode("fox").ids]
 
 
-@pytest.mark.parametrize(("eot", "expected"), [(None, 2), (2, 2), (0, [2, 0])])
-def test_every_token_that_ends_a_turn(eot: int | None, expected: int | list[int]) -> None:
-    metadata = bpe_metadata(SMOLLM, "smollm")
-    if eot is not None:
-        metadata["tokenizer.ggml.eot_token_id"] = eot
+@pytest.mark.parametrize("splitter", ["llama-bpe", "llama3", "llama-v3", "falcon3"])
+@pytest.mark.parametrize(("told", "starts"), [(None, True), (True, True), (False, False)])
+def test_llama_3_starts_with_bos_unless_told(
+    splitter: str, told: bool | None, starts: bool
+) -> None:
+    """llama.cpp, `llama-vocab.cpp`: these splitters set add_bos; files of 2024 do not say it."""
+    metadata = bpe_metadata(SMOLLM, splitter)
+    if told is not None:
+        metadata["tokenizer.ggml.add_bos_token"] = told
+    rebuilt, _ = rebuild(metadata)
+    assert (rebuilt.encode("fox").ids[0] == 1) == starts
+
+
+def ends_of(tokens: dict[str, int], **ids: str) -> int | list[int]:
+    """What ends a turn, by a vocabulary's (token, type)s and its metadata's ids, given as tokens."""
+    names = list(tokens)
+    metadata: dict[str, Any] = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.tokens": names,
+        "tokenizer.ggml.token_type": list(tokens.values()),
+        **{f"tokenizer.ggml.{key}": names.index(token) for key, token in ids.items()},
+    }
     vocabulary = read_vocabulary(metadata, "a.gguf")
     assert vocabulary is not None
-    ids = generation_ids(vocabulary)
-    assert ids == {"bos_token_id": 1, "pad_token_id": 0, "eos_token_id": expected}
+    found: int | list[int] = generation_ids(vocabulary).get("eos_token_id", [])
+    return found
+
+
+NORMAL, CONTROL, USER_DEFINED = (
+    int(kind) for kind in (TokenType.NORMAL, TokenType.CONTROL, TokenType.USER_DEFINED)
+)
+
+
+def test_every_token_that_the_metadata_says_ends_a_turn() -> None:
+    tokens = {"a": NORMAL, "b": CONTROL, "c": CONTROL, "d": CONTROL}
+    assert ends_of(tokens, eos_token_id="b") == 1
+    assert ends_of(tokens, eos_token_id="b", eot_token_id="b") == 1
+    assert ends_of(tokens, eos_token_id="c", eot_token_id="b", eom_token_id="d") == [2, 1, 3]
+    assert ends_of(tokens) == []
+
+
+@pytest.mark.parametrize("kind", [CONTROL, USER_DEFINED])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<EOT>"),
+        *("<|endoftext|>", "<|end_of_text|>", "<end_of_utterance>", "[EOT]", "[EOS]"),
+    ],
+)
+def test_tokens_whose_text_ends_a_turn(text: str, kind: int) -> None:
+    """llama.cpp, `llama-vocab.cpp`, special_eog_ids."""
+    assert ends_of({"eos": CONTROL, "x": NORMAL, text: kind}, eos_token_id="eos") == [0, 2]
+    assert ends_of({"eos": CONTROL, "x": NORMAL, text: NORMAL}, eos_token_id="eos") == 0
+
+
+def test_a_message_that_ends_within_a_turn() -> None:
+    """gpt-oss: `<|end|>` is followed by the next message; its generation_config has the other three."""
+    texts = ("<|endoftext|>", "<|return|>", "<|end|>", "<|call|>")
+    tokens = dict.fromkeys(texts, CONTROL)
+    assert ends_of(tokens, eos_token_id="<|return|>") == [1, 0, 3]
+    del tokens["<|call|>"]
+    assert ends_of(tokens, eos_token_id="<|return|>") == [1, 0, 2]
 
 
 def _write(path: Path, metadata: dict[str, Any]) -> Path:
@@ -303,8 +356,8 @@ def test_tokenizer_through_a_file(tmp_path: Path) -> None:
     assert files["chat_template.jinja"] == b"{{ messages }}"
     rebuilt = Tokenizer.from_str(files["tokenizer.json"].decode())
     assert rebuilt.encode(CORPUS[3]).ids == SMOLLM.encode(CORPUS[3]).ids
-    assert checkpoint.generation_config["eos_token_id"] == 2
-    assert checkpoint.raw_config["eos_token_id"] == 2
+    assert checkpoint.generation_config["eos_token_id"] == [2, 0]  # <|im_end|>, <|end|>
+    assert checkpoint.raw_config["eos_token_id"] == [2, 0]
 
 
 def test_file_without_a_tokenizer(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from onnxlm.errors import CheckpointError, ConfigError
 from onnxlm.models import load
 from onnxlm.models.checkpoint import read
 from onnxlm.models.registry import find_architecture
+from onnxlm.runtime.sampling_params import SamplingParams
+from onnxlm.runtime.stopping import eos_token_ids
 
 TINY = dict(find_architecture("llama").tiny)
 LAST_SHARD = "model-00003-of-00003.safetensors"
@@ -228,11 +230,17 @@ def test_config_that_is_no_json_object(single: Path, text: str, reason: str) -> 
 
 
 @pytest.mark.parametrize(
-    "field", ["num_key_value_heads", "hidden_size", "vocab_size", "num_hidden_layers", "model_type"]
+    "field", ["intermediate_size", "hidden_size", "vocab_size", "num_hidden_layers", "model_type"]
 )
 def test_config_that_lacks_a_field(single: Path, field: str) -> None:
     edit_json(single / "config.json", lambda raw: raw.pop(field))
     assert f"config.json: field '{field}' is missing" in refusal(single)
+
+
+def test_config_that_lacks_its_key_value_heads(single: Path) -> None:
+    """Llama 1 had as many as query heads and no such field: here the weights say otherwise."""
+    edit_json(single / "config.json", lambda raw: raw.pop("num_key_value_heads"))
+    assert re.search(r"k_proj\.weight is \[64, 64\] and should be \[128, 64\]", refusal(single))
 
 
 def test_unknown_architecture_lists_the_known(single: Path) -> None:
@@ -243,7 +251,7 @@ def test_unknown_architecture_lists_the_known(single: Path) -> None:
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
-@pytest.mark.parametrize("value", ["2", [2, "3"], True, 2.0])
+@pytest.mark.parametrize("value", ["2", [2, "3"], True, 2.0, -2, [2, -5]])
 def test_token_id_of_a_wrong_type(single: Path, file: str, value: object) -> None:
     edit_json(single / file, lambda raw: raw.update(eos_token_id=value))
     message = refusal(single)
@@ -255,6 +263,24 @@ def test_token_id_of_a_wrong_type(single: Path, file: str, value: object) -> Non
 def test_token_ids_that_are_right(single: Path, value: object) -> None:
     edit_json(single / "generation_config.json", lambda raw: raw.update(eos_token_id=value))
     assert read(single).generation_config["eos_token_id"] == value
+
+
+@pytest.mark.parametrize(("value", "read_as"), [(-1, None), ([-1], None), ([5, -1, 7], [5, 7])])
+def test_minus_one_is_no_token(single: Path, value: object, read_as: object) -> None:
+    """The runtime refuses an id below 0: a package never has one."""
+    for file in ("config.json", "generation_config.json"):
+        edit_json(single / file, lambda raw: raw.update(eos_token_id=value, pad_token_id=-1))
+    checkpoint = read(single)
+    for fields in (checkpoint.raw_config, checkpoint.generation_config):
+        assert (fields["eos_token_id"], fields["pad_token_id"]) == (read_as, None)
+        eos_token_ids({"config.json": fields["eos_token_id"]})
+
+
+def test_a_top_k_of_minus_one_is_off(single: Path) -> None:
+    edit_json(single / "generation_config.json", lambda raw: raw.update(top_k=-1, do_sample=True))
+    settings = read(single).generation_config
+    assert settings["top_k"] == 0
+    assert SamplingParams.from_generation_config(settings).top_k == 0
 
 
 def test_fields_that_nothing_reads_are_refused(single: Path) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from onnxlm.errors import QuantizationError
 from onnxlm.quantize.blocks import round_to_nearest
 from onnxlm.quantize.calibration import Statistics
 from onnxlm.quantize.compensated import compensated
@@ -69,3 +70,38 @@ def test_second_moments_weigh_every_token_alike():
     assert np.allclose(moments(larger), moments(x), rtol=1e-4, atol=1e-4 * moments(x).max())
     by_hand = sum(40 * np.outer(t, t) / (t @ t) for t in x.astype(np.float64))
     assert np.allclose(moments(x), by_hand, rtol=1e-4, atol=1e-4 * by_hand.max())
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_not_finite_is_refused(value):
+    weight = np.ones((4, 64), dtype=np.float32)
+    weight[2, 5] = value
+    with pytest.raises(QuantizationError, match="weight holds NaN or infinity"):
+        compensated(weight, moments(correlated(64)), 4, 32)
+
+
+@pytest.mark.parametrize("factor", [2.0**-20, 2.0**-24, 2.0**-27, 2.0**-40, 2.0**20])
+def test_the_size_of_weights_changes_no_code(factor):
+    """All of it is linear, and a power of two is exact: only scales that 16 bits do not hold differ."""
+    weight = np.random.default_rng(4).standard_normal((8, 64)).astype(np.float32)
+    h = moments(correlated(64))
+    scaled = weight * np.float32(factor)
+    error = np.abs(compensated(scaled, h, 4, 32).dequantize() - scaled).max() / factor
+    plain = np.abs(compensated(weight, h, 4, 32).dequantize() - weight).max()
+    assert error == pytest.approx(plain, rel=0.3)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_blocks_of_next_to_nothing_neither_warn_nor_overflow(bits):
+    weight = np.random.default_rng(5).standard_normal((8, 64)).astype(np.float32)
+    weight[0, :32], weight[1] = 0, 0
+    weight[0, 3], weight[1, 7] = 1e-39, 3e-45
+    expected = np.where(np.abs(weight) < 1e-30, 0, weight)
+    for tensor in (
+        compensated(weight, np.eye(64, dtype=np.float32), bits, 32),
+        round_to_nearest(weight, bits, 32, short_scales=True),
+        round_to_nearest(weight, bits, 32, symmetric=False),
+    ):
+        values = tensor.dequantize()
+        assert np.isfinite(values).all()
+        assert np.abs(values - expected).max() < 2 * np.abs(tensor.scale).max()

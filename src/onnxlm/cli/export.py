@@ -10,7 +10,12 @@ import typer
 
 from onnxlm.cli.quantize import PrefillRows, quantize_options
 from onnxlm.cli.summary import print_package
-from onnxlm.cli.terminal import progress_bars
+from onnxlm.cli.terminal import note, progress_bars
+from onnxlm.package import Package
+
+_TOKENIZER = "tokenizer.json"
+# What other libraries read a vocabulary from.
+_OTHER_TOKENIZERS = ("tokenizer.model", "spiece.model", "vocab.json", "merges.txt", "vocab.txt")
 
 
 @dataclass(frozen=True)
@@ -87,3 +92,16 @@ class Export:
                 progress=progress,
             )
         print_package(package, self.as_json)
+        _note_tokenizer(self.source, package)
+
+
+def _note_tokenizer(source: str, package: Package) -> None:
+    """Say that a package takes and gives token ids only, while the source is still at hand."""
+    if package.has(_TOKENIZER):
+        return
+    kinds = [name for name in _OTHER_TOKENIZERS if (Path(source) / name).is_file()]
+    found = f", found {' and '.join(kinds)}" if kinds else ""
+    note(
+        f"note: {source} has no {_TOKENIZER}{found}; the package takes and gives token ids only; for text, "
+        f"make {_TOKENIZER} (transformers: AutoTokenizer.from_pretrained, save_pretrained) and export again"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,14 +36,19 @@ def print_package(package: Package, as_json: bool) -> None:
 
 
 def collapsed(quality: Mapping[str, float]) -> bool:
-    """Whether recorded figures, through prefill or through decode, are those of a useless package."""
+    """Whether recorded figures, through prefill or through decode, are those of a useless package.
+
+    A manifest holds finite numbers only: a KL that is missing beside other figures was none.
+    """
+    return any(_path_collapsed(quality, path) for path in ("prefill", "decode"))
+
+
+def _path_collapsed(quality: Mapping[str, float], path: str) -> bool:
     from onnxlm.quality import COLLAPSED_KL, COLLAPSED_TOP1
 
-    return any(
-        quality.get(f"{path}_kl", 0.0) > COLLAPSED_KL
-        or quality.get(f"{path}_top1", 1.0) < COLLAPSED_TOP1
-        for path in ("prefill", "decode")
-    )
+    measured = any(name.startswith(f"{path}_") for name in quality)
+    kl = quality.get(f"{path}_kl", math.inf if measured else 0.0)
+    return kl > COLLAPSED_KL or quality.get(f"{path}_top1", 1.0) < COLLAPSED_TOP1
 
 
 def package_facts(package: Package) -> dict[str, Any]:
