@@ -77,7 +77,8 @@ def quantize(
     chosen = find_scheme(scheme)
     check_destination(out)
     source = package if isinstance(package, Package) else open_package(package)
-    _check_source(source, options or QuantizeOptions())
+    _check_source(source)
+    check_options(source.manifest.precision, options)
     graphs = {name: ir.load(source.graph_path(name)) for name in source.manifest.graphs}
     taken = merge_given(given or {}, source.manifest.parameters)
     codes = _codes(source, graphs, chosen, taken, options or QuantizeOptions(), progress)
@@ -101,7 +102,25 @@ def quantize(
         return writer.finish(_manifest(source.manifest, graphs, chosen.precision, spec))
 
 
-def _check_source(package: Package, options: QuantizeOptions) -> None:
+def check_options(precision: str, options: QuantizeOptions | None) -> None:
+    """Refuse options that do not go with a source.
+
+    Args:
+        precision: Of the full-precision package.
+        options: What a user has chosen.
+
+    Raises:
+        QuantizationError: Prefill is to have weights of its own, in a package of 16 bits.
+    """
+    if options is not None and options.prefill_rows and precision != "fp32":
+        raise QuantizationError(
+            "weights of their own for prefill (--prefill-rows)",
+            found=f"activations in {precision}",
+            allowed="fp32",
+        )
+
+
+def _check_source(package: Package) -> None:
     manifest = package.manifest
     if manifest.precision not in _SOURCES or manifest.lowering not in LOWERINGS:
         raise QuantizationError(
@@ -109,12 +128,6 @@ def _check_source(package: Package, options: QuantizeOptions) -> None:
             found=f"precision {manifest.precision}, lowering {manifest.lowering}",
             allowed=f"precision {' or '.join(_SOURCES)}, lowering {' or '.join(LOWERINGS)}",
             fix="export it so first",
-        )
-    if options.prefill_rows and manifest.precision != "fp32":
-        raise QuantizationError(
-            "weights of their own for prefill",
-            found=f"a package in {manifest.precision}",
-            allowed="fp32, as their products have activations of 32 bits",
         )
 
 

@@ -208,9 +208,9 @@ class Provider:
         allowed = self.activations.get(manifest.lowering)
         if allowed is None or set(found) <= set(allowed):
             return
-        wanted = f"export with --precision {_PRECISIONS_OF[allowed[0]]}"
-        if manifest.quantization is not None:
-            wanted += f", then onnxlm quantize it to {manifest.quantization.scheme}"
+        kind, made = _PRECISIONS_OF[allowed[0]], manifest.quantization
+        options = kind if made is None else f"{made.scheme} --activations {kind}"
+        wanted = f"export with --precision {options}"
         others = [other for other in self.lowerings if other not in self.activations]
         raise ProviderError(
             f"execution provider '{name}' does not run lowering {manifest.lowering} in this type",

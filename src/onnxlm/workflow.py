@@ -34,6 +34,7 @@ def make_package(
     *,
     precision: str = "fp32",
     lowering: str = "ort",
+    activations: str | None = None,
     requantize: bool = False,
     options: QuantizeOptions | None = None,
     progress: Progress = silent,
@@ -48,6 +49,7 @@ def make_package(
         precision: "fp32", "fp16", "int8" or "int4".
         lowering: "ort" (fused operators of ONNX Runtime), "portable" (standard ONNX only) or "plain" (no
             operator that is newer than opset 21).
+        activations: "fp32" or, for GPUs, "fp16": of int8 and int4; fp32 when None.
         requantize: Quantize anew what the source holds quantized.
         options: What else a quantizer may be told (int8, int4).
         progress: Told of the stages.
@@ -60,14 +62,20 @@ def make_package(
         raise ExportError("precision", found=repr(precision), allowed=", ".join(PRECISIONS))
     check_destination(out)
     if precision in _FULL:
-        if requantize or options is not None:
+        if requantize or options is not None or activations is not None:
             raise ExportError(
                 "options of a quantizer", found=f"precision {precision}", allowed=", ".join(_BITS)
             )
         from onnxlm.export import export
 
         return export(source, out, precision=precision, lowering=lowering, progress=progress)
-    if _can_be_quantized(source, lowering):
+    full = activations or "fp32"
+    if full not in _FULL:
+        raise ExportError("activations", found=repr(full), allowed=", ".join(_FULL))
+    from onnxlm.quantize.quantizing import check_options
+
+    check_options(full, options)
+    if _can_be_quantized(source, full, lowering):
         return quantize_package(source, out, scheme=precision, options=options, progress=progress)
     from onnxlm.export import export
     from onnxlm.models.checkpoint import read
@@ -78,10 +86,10 @@ def make_package(
     if given is None and checkpoint.quantized:
         progress("quantize anew what the source holds in other codes", 0, 0)
     with _beside(check_destination(out)) as folder:
-        export(checkpoint, folder / "fp32", lowering=lowering, progress=progress)
+        export(checkpoint, folder / full, precision=full, lowering=lowering, progress=progress)
         gc.collect()  # a traced program is full of cycles, and as large as the model
         return quantize_package(
-            folder / "fp32",
+            folder / full,
             out,
             scheme=precision,
             given=given,
@@ -99,7 +107,7 @@ def quantize_package(
     options: QuantizeOptions | None = None,
     progress: Progress = silent,
 ) -> Package:
-    """Quantize an fp32 package, then measure what that cost and write it into the manifest.
+    """Quantize a full-precision package, then measure what that cost and write it into the manifest.
 
     See `onnxlm.quantize.quantize`; the figures are those of `onnxlm verify` on a shorter text.
     """
@@ -128,12 +136,12 @@ def _with_quality(made: Package, reference: str | Path, progress: Progress) -> P
     return open_package(made.path)
 
 
-def _can_be_quantized(source: str | Path, lowering: str) -> bool:
+def _can_be_quantized(source: str | Path, precision: str, lowering: str) -> bool:
     """Whether the source is what a quantizer reads, with nothing to export first."""
     if not is_package(source):
         return False
     manifest = read_manifest(source)
-    return (manifest.precision, manifest.lowering) == ("fp32", lowering)
+    return (manifest.precision, manifest.lowering) == (precision, lowering)
 
 
 def _same_width(

@@ -161,9 +161,19 @@ def test_precision_that_is_not_known(export: Export, checkpoint: Path) -> None:
     export.refused(checkpoint, "precision; found 'int3'", "fp32", "int8", precision="int3")
 
 
-def test_options_of_a_quantizer_without_one(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
-    ran = cli("export", checkpoint, tmp_path / "out", "--requantize")
+@pytest.mark.parametrize("options", [("--requantize",), ("--activations", "fp16")])
+def test_options_of_a_quantizer_without_one(
+    cli: Cli, checkpoint: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    ran = cli("export", checkpoint, tmp_path / "out", *options)
     refused(ran, "options of a quantizer; found precision fp32; allowed: int8, int4")
+
+
+def test_activations_that_do_not_go(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:
+    command = ("export", checkpoint, tmp_path / "out", "--precision", "int8", "--activations")
+    refused(cli(*command, "int8"), "activations; found 'int8'; allowed: fp32, fp16")
+    ran = cli(*command, "fp16", "--prefill-rows")
+    refused(ran, "(--prefill-rows); found activations in fp16; allowed: fp32")
 
 
 def test_non_empty_destination(cli: Cli, checkpoint: Path, tmp_path: Path) -> None:

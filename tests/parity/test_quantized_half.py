@@ -6,25 +6,32 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from gguf import GGMLQuantizationType
 from parity.tolerances import tolerance
+from support.gguf_writer import write_gguf
 from support.matrix import REPRESENTATIVES, cases
 from support.quantized import (
     TEXT,
+    checkpoint,
     codes_of,
     eager,
     half_source,
     initializers,
+    oracle,
     stored_parameters,
     with_parameters,
 )
 from support.quantized_runs import assert_computes
 
 from onnxlm.errors import QuantizationError
+from onnxlm.models import load
 from onnxlm.models.registry import architecture_names
 from onnxlm.package import Package
 from onnxlm.quantize import QuantizeOptions, quantize
 from onnxlm.quantize.rewrite import LOWERINGS
 from onnxlm.quantize.schemes import scheme_names
+from onnxlm.workflow import make_package
 
 OPTIONS = QuantizeOptions(calibration_text=TEXT)
 HALF = tolerance("graph", "float16")
@@ -82,5 +89,22 @@ def test_what_16_bits_do_not_reach_is_refused(tmp_path: Path) -> None:
 
 def test_weights_of_their_own_for_prefill_are_refused(tmp_path: Path) -> None:
     options = QuantizeOptions(calibration_text=TEXT, prefill_rows=True)
-    with pytest.raises(QuantizationError, match="found a package in fp16; allowed: fp32"):
+    with pytest.raises(QuantizationError, match="found activations in fp16; allowed: fp32"):
         quantize(half_source("llama"), tmp_path / "q", options=options)
+    source = checkpoint("llama", "tiny")
+    with pytest.raises(QuantizationError, match="found activations in fp16; allowed: fp32"):
+        make_package(source, tmp_path / "q", precision="int8", activations="fp16", options=options)
+
+
+def test_a_files_own_blocks_are_taken_over(tmp_path: Path) -> None:
+    """Q4_0 has scales of 16 bits: nothing is rounded."""
+    kind = GGMLQuantizationType.Q4_0
+    file = write_gguf(tmp_path / "model.gguf", oracle("llama", "tiny"), lambda name: kind)
+    package = make_package(file, tmp_path / "q", precision="int4", activations="fp16")
+    assert_half(package)
+    model = load(file)
+    found = stored_parameters(package, model)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() > 1:
+            assert torch.equal(found[name], parameter.detach()), name
+    assert_computes(package, with_parameters(model, found), HALF)

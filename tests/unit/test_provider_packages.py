@@ -84,7 +84,7 @@ def test_packages_that_cuda_runs(package: tuple[str, ...]) -> None:
         (
             ("ort", "float32", "int4", "shared"),
             "execution provider 'cuda' does not run lowering ort in this type; found float32; allowed: "
-            "float16; export with --precision fp16, then onnxlm quantize it to int4, or export with "
+            "float16; export with --precision int4 --activations fp16, or export with "
             "--lowering portable",
         ),
         (

@@ -47,6 +47,13 @@ class Export:
             "those of opset 21, for engines that lack newer ones.",
         ),
     ] = "ort"
+    activations: Annotated[
+        str | None,
+        typer.Option(
+            metavar="fp32|fp16",
+            help="Type of what layers pass on, in int8 and int4 packages: fp16 for GPUs, else fp32.",
+        ),
+    ] = None
     weights: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Weights (safetensors) of a model from a Python file."),
@@ -72,6 +79,7 @@ class Export:
     examples: ClassVar[tuple[str, ...]] = (
         "onnxlm export SmolLM2-135M-Instruct.Q4_1.gguf smollm2-int8 --precision int8",
         "onnxlm export ./my-llama my-llama-onnx --lowering portable",
+        "onnxlm export ./my-llama my-llama-for-gpu --precision int4 --activations fp16",
         "onnxlm export my_model.py:build my-model-onnx --weights my_model.safetensors",
     )
 
@@ -87,6 +95,7 @@ class Export:
                 self.out,
                 precision=self.precision,
                 lowering=self.lowering,
+                activations=self.activations,
                 requantize=self.requantize,
                 options=options,
                 progress=progress,
