@@ -15,7 +15,7 @@ from onnxlm.io_spec import StateSpec
 from onnxlm.manifest import Manifest
 from onnxlm.package import Package
 from onnxlm.runtime.bench import Case, Rows
-from onnxlm.runtime.engine import PREFILL_CHUNK, Batch
+from onnxlm.runtime.engine import Batch, prompt_calls
 from onnxlm.runtime.graph_cost import Work, node_costs, work_of
 from onnxlm.runtime.graph_reader import read_graph
 from onnxlm.runtime.machine import describe_machine
@@ -117,8 +117,8 @@ def prompt_rows(package: Path, vocab_size: int, length: int, batch: int) -> list
 def package_work(package: Package) -> Callable[[Case], tuple[Work, Work]]:
     """What prefill and a decode step in the middle of a case must do at the least.
 
-    Weights are read once a call (prefill runs a prompt in calls of `PREFILL_CHUNK` tokens), and a step reads
-    the whole cache; attention's products are not counted.
+    Weights are read once a call, of which a long prompt takes several, and a step reads the whole cache;
+    attention's products are not counted.
 
     Raises:
         PackageError: A graph is no ONNX model.
@@ -130,7 +130,7 @@ def package_work(package: Package) -> Callable[[Case], tuple[Work, Work]]:
 
     def work(case: Case) -> tuple[Work, Work]:
         prefill = work_of(costs[io_spec.PREFILL], case.batch, case.prompt_tokens)
-        calls = -(-case.prompt_tokens // PREFILL_CHUNK)
+        calls = prompt_calls(case.batch, case.prompt_tokens)
         step = work_of(costs[io_spec.DECODE], case.batch, 1)
         cached = bytes_at(states, case.batch, case.prompt_tokens + case.new_tokens // 2)
         return Work(prefill.bytes * calls, prefill.flops), Work(step.bytes + cached, step.flops)

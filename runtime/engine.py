@@ -31,6 +31,21 @@ PREFILL_CHUNK = 256
 _CALL_TOKENS, _CALL_SCORES, _FEWEST_COLUMNS = 2048, 1 << 21, 64
 
 
+def prompt_calls(rows: int, tokens: int) -> int:
+    """How many calls run a prompt of so many tokens in each of so many rows, behind nothing."""
+    calls = done = 0
+    while done < tokens:
+        done += _call_columns(rows, done)
+        calls += 1
+    return calls
+
+
+def _call_columns(rows: int, cached: int) -> int:
+    """Tokens of each row that one call runs: fewer in many rows, and behind a long past."""
+    most = min(_CALL_TOKENS // rows, _CALL_SCORES // (rows * (cached + PREFILL_CHUNK)))
+    return min(PREFILL_CHUNK, max(most, _FEWEST_COLUMNS))
+
+
 class PromptCancelledError(Exception):
     """A prompt was given up between two chunks; those that have run are cached."""
 
@@ -76,11 +91,8 @@ class Batch:
 
     @property
     def call_columns(self) -> int:
-        """Tokens of each row that the next call of a prompt best runs: fewer behind a long past."""
-        rows = self.cache.running
-        total = int(self.cache.lengths.max()) + PREFILL_CHUNK
-        most = min(_CALL_TOKENS // rows, _CALL_SCORES // (rows * total))
-        return min(PREFILL_CHUNK, max(most, _FEWEST_COLUMNS))
+        """Tokens of each row that the next call of a prompt best runs."""
+        return _call_columns(self.cache.running, int(self.cache.lengths.max()))
 
     def prefill_tokens(self, rows: Sequence[Sequence[int]]) -> Ids:
         """Run new tokens of every row behind what is cached; the arg-max behind each row, int64 [B].

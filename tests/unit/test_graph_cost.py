@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
 from support.onnx_text import graph
-from support.runtime_models import HOT_CONFIG, hot_oracle, hot_package
+from support.runtime_models import HOT_CONFIG, hot_oracle, hot_package, loaded
 
 from onnxlm.errors import PackageError
+from onnxlm.runtime import engine
+from onnxlm.runtime.arrays import Ids
 from onnxlm.runtime.bench import Case
 from onnxlm.runtime.bench_package import package_work
-from onnxlm.runtime.engine import PREFILL_CHUNK
+from onnxlm.runtime.engine import PREFILL_CHUNK, Batch
 from onnxlm.runtime.graph_cost import NodeCost, Work, node_costs, node_flops, work_of
 from onnxlm.runtime.graph_reader import Constant, read_graph
 
@@ -103,6 +106,23 @@ def test_a_long_prompt_reads_the_weights_once_a_call() -> None:
     work = package_work(hot_package())
     (one, _), (two, _) = work(Case(PREFILL_CHUNK, 2)), work(Case(PREFILL_CHUNK + 1, 2))
     assert two.bytes == 2 * one.bytes
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(1, 600), (16, 200), (40, 130)])
+def test_calls_are_as_many_as_a_batch_makes(
+    monkeypatch: pytest.MonkeyPatch, rows: int, tokens: int
+) -> None:
+    sizes: list[int] = []
+    run = engine.run_prefill
+
+    def counted(session: object, cache: object, ids: Ids, *more: Any) -> Any:
+        sizes.append(ids.shape[1])
+        return run(session, cache, ids, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(engine, "run_prefill", counted)
+    Batch(loaded(hot_package().path).sessions, rows).prefill_tokens([[5] * tokens] * rows)
+    assert sum(sizes) == tokens
+    assert engine.prompt_calls(rows, tokens) == len(sizes)
 
 
 @pytest.mark.parametrize("content", [b"\x3a\xff\x01", b"\x0f"])
