@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import onnxruntime as ort
 
 from onnxlm import io_spec
 from onnxlm.errors import InputError
@@ -14,6 +17,7 @@ from onnxlm.runtime.providers import find_provider
 from onnxlm.runtime.session import (
     SessionConfig,
     left_to_cpu,
+    on_cpu,
     provider_in_use,
     usable_provider,
 )
@@ -54,10 +58,9 @@ def open_sessions(package: Package, config: SessionConfig, packed: bool = True) 
             found=f"lowering {manifest.lowering}",
             allowed="lowering ort",
         )
-    if packed:
-        graphs, _ = open_graphs(package, config)
-    else:
-        graphs = open_files(PreparedGraphs(own_files(package), cached=False), config)
+    graphs = _open(package, config, packed)
+    if len({provider_in_use(session) for session in graphs.values()}) > 1:
+        graphs = _open(package, on_cpu(config), packed)  # their caches are in one place
     decode = graphs[io_spec.DECODE]
     used = provider_in_use(decode)
     sessions = Sessions(
@@ -70,6 +73,14 @@ def open_sessions(package: Package, config: SessionConfig, packed: bool = True) 
         graph_capture=config.graph_capture and used == config.provider,
     )
     return Opened(sessions, _fallback(sessions, config.provider, used))
+
+
+def _open(
+    package: Package, config: SessionConfig, packed: bool
+) -> Mapping[str, ort.InferenceSession]:
+    if packed:
+        return open_graphs(package, config)[0]
+    return open_files(PreparedGraphs(own_files(package), cached=False), config)
 
 
 def check_runs(manifest: Manifest, config: SessionConfig) -> None:

@@ -123,7 +123,7 @@ def open_session(
         session = _create(path, provider, config, options)
     except Exception as error:  # onnxruntime raises its own classes, one a status code
         if config.allow_fallback and name != "cpu":
-            return open_session(path, _on_cpu(config), options)
+            return open_session(path, on_cpu(config), options)
         raise _load_error(path, provider, error) from error
     left = left_to_cpu(session, provider)
     if left is not None and not config.allow_fallback:
@@ -147,8 +147,8 @@ def usable_provider(config: SessionConfig) -> str:
     return config.provider
 
 
-def _on_cpu(config: SessionConfig) -> SessionConfig:
-    """Without what only the device could have carried out, and the CPU would refuse."""
+def on_cpu(config: SessionConfig) -> SessionConfig:
+    """The same on the CPU, without what only a device could have carried out and the CPU would refuse."""
     return dataclasses.replace(
         config, provider="cpu", device_id=0, gpu_mem_limit=0, graph_capture=False
     )

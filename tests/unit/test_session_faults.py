@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import onnxruntime as ort
 import pytest
 from support.runtime_models import counting_package, loaded
 
 from onnxlm.errors import PackageError, ProviderError
-from onnxlm.runtime import load
+from onnxlm.runtime import load, session
 from onnxlm.runtime.engine import Batch
 from onnxlm.runtime.placement import package_placement
-from onnxlm.runtime.providers import _nvidia, cuda
+from onnxlm.runtime.providers import Provider, _nvidia, cuda
 from onnxlm.runtime.session import (
     SessionConfig,
     left_to_cpu,
@@ -68,6 +69,26 @@ def test_what_a_device_was_asked_for_does_not_hinder_the_fallback(
     config = SessionConfig(provider="cuda", allow_fallback=True, **options)
     session = open_session(tmp_path / "g", config, ort.SessionOptions())
     assert provider_in_use(session) == "cpu"
+
+
+def test_both_graphs_fall_back_where_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their caches lie in one place: a prompt on the processor cannot fill those of a device."""
+    create = session._create
+
+    def no_room_for_prompts(path: Path, provider: Provider, *more: Any) -> Any:
+        if provider.ort_name == "CPUExecutionProvider":
+            return create(path, provider, *more)
+        if path.name == "prefill.onnx":
+            raise RuntimeError("CUDA failure 2: out of memory")
+        return SimpleNamespace(get_providers=lambda: [provider.ort_name])
+
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr(_nvidia, "missing", lambda library: None)
+    monkeypatch.setattr(session, "_create", no_room_for_prompts)
+    model = load(counting_package().path, provider="cuda", allow_fallback=True)
+    assert model.provider == "cpu"
+    assert model.fallback == "onnxruntime could not open it on CUDAExecutionProvider"
+    assert model.generate("AB", max_new_tokens=3).text == "CDE"
 
 
 @pytest.mark.parametrize("allow_fallback", [False, True])
