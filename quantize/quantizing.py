@@ -44,10 +44,13 @@ class QuantizeOptions:
         prefill_rows: Give prefill its own weights, one 8-bit scale per output channel: integer matrix
             products are faster over many tokens; the weights are held twice.
         calibration_text: Text that activations are observed on; the bundled one when None.
+        activations: "fp32" or, for GPUs, "fp16": what the full-precision package is made in; when None, what
+            it is in, or fp32 where it is yet to be made.
     """
 
     prefill_rows: bool = False
     calibration_text: str | None = None
+    activations: str | None = None
 
 
 def quantize(
@@ -110,9 +113,18 @@ def check_options(precision: str, options: QuantizeOptions | None) -> None:
         options: What a user has chosen.
 
     Raises:
-        QuantizationError: Prefill is to have weights of its own, in a package of 16 bits.
+        QuantizationError: Activations are to be others than its own, or prefill is to have weights of its own
+            in a package of 16 bits.
     """
-    if options is not None and options.prefill_rows and precision != "fp32":
+    if options is None:
+        return
+    if options.activations not in (None, precision):
+        raise QuantizationError(
+            "activations",
+            found=repr(options.activations),
+            allowed=f"{precision}, as the package has them; export another for others",
+        )
+    if options.prefill_rows and precision != "fp32":
         raise QuantizationError(
             "weights of their own for prefill (--prefill-rows)",
             found=f"activations in {precision}",

@@ -34,7 +34,6 @@ def make_package(
     *,
     precision: str = "fp32",
     lowering: str = "ort",
-    activations: str | None = None,
     requantize: bool = False,
     options: QuantizeOptions | None = None,
     progress: Progress = silent,
@@ -49,7 +48,6 @@ def make_package(
         precision: "fp32", "fp16", "int8" or "int4".
         lowering: "ort" (fused operators of ONNX Runtime), "portable" (standard ONNX only) or "plain" (no
             operator that is newer than opset 21).
-        activations: "fp32" or, for GPUs, "fp16": of int8 and int4; fp32 when None.
         requantize: Quantize anew what the source holds quantized.
         options: What else a quantizer may be told (int8, int4).
         progress: Told of the stages.
@@ -62,14 +60,14 @@ def make_package(
         raise ExportError("precision", found=repr(precision), allowed=", ".join(PRECISIONS))
     check_destination(out)
     if precision in _FULL:
-        if requantize or options is not None or activations is not None:
+        if requantize or options is not None:
             raise ExportError(
                 "options of a quantizer", found=f"precision {precision}", allowed=", ".join(_BITS)
             )
         from onnxlm.export import export
 
         return export(source, out, precision=precision, lowering=lowering, progress=progress)
-    full = activations or "fp32"
+    full = (options and options.activations) or "fp32"
     if full not in _FULL:
         raise ExportError("activations", found=repr(full), allowed=", ".join(_FULL))
     from onnxlm.quantize.quantizing import check_options

@@ -91,16 +91,25 @@ def test_weights_of_their_own_for_prefill_are_refused(tmp_path: Path) -> None:
     options = QuantizeOptions(calibration_text=TEXT, prefill_rows=True)
     with pytest.raises(QuantizationError, match="found activations in fp16; allowed: fp32"):
         quantize(half_source("llama"), tmp_path / "q", options=options)
-    source = checkpoint("llama", "tiny")
+    options = QuantizeOptions(prefill_rows=True, activations="fp16")
     with pytest.raises(QuantizationError, match="found activations in fp16; allowed: fp32"):
-        make_package(source, tmp_path / "q", precision="int8", activations="fp16", options=options)
+        make_package(checkpoint("llama", "tiny"), tmp_path / "q", precision="int8", options=options)
+
+
+def test_activations_are_those_of_the_package(tmp_path: Path) -> None:
+    options = QuantizeOptions(calibration_text=TEXT, activations="fp32")
+    with pytest.raises(
+        QuantizationError, match="activations; found 'fp32'; allowed: fp16, as the package has them"
+    ):
+        quantize(half_source("llama"), tmp_path / "q", options=options)
 
 
 def test_a_files_own_blocks_are_taken_over(tmp_path: Path) -> None:
     """Q4_0 has scales of 16 bits: nothing is rounded."""
     kind = GGMLQuantizationType.Q4_0
     file = write_gguf(tmp_path / "model.gguf", oracle("llama", "tiny"), lambda name: kind)
-    package = make_package(file, tmp_path / "q", precision="int4", activations="fp16")
+    options = QuantizeOptions(activations="fp16")
+    package = make_package(file, tmp_path / "q", precision="int4", options=options)
     assert_half(package)
     model = load(file)
     found = stored_parameters(package, model)

@@ -79,7 +79,7 @@ class Export:
     examples: ClassVar[tuple[str, ...]] = (
         "onnxlm export SmolLM2-135M-Instruct.Q4_1.gguf smollm2-int8 --precision int8",
         "onnxlm export ./my-llama my-llama-onnx --lowering portable",
-        "onnxlm export ./my-llama my-llama-for-gpu --precision int4 --activations fp16",
+        "onnxlm export ./my-llama my-llama-gpu --precision int4 --activations fp16",
         "onnxlm export my_model.py:build my-model-onnx --weights my_model.safetensors",
     )
 
@@ -88,14 +88,13 @@ class Export:
         from onnxlm.models.checkpoint import spelled
         from onnxlm.workflow import make_package
 
-        options = quantize_options(self.calibration, self.prefill_rows)
+        options = quantize_options(self.calibration, self.prefill_rows, self.activations)
         with progress_bars() as progress:
             package = make_package(
                 spelled(self.source, self.weights),
                 self.out,
                 precision=self.precision,
                 lowering=self.lowering,
-                activations=self.activations,
                 requantize=self.requantize,
                 options=options,
                 progress=progress,

@@ -71,11 +71,13 @@ class Quantize:
         print_package(package, self.as_json)
 
 
-def quantize_options(calibration: Path | None, prefill_rows: bool) -> QuantizeOptions | None:
+def quantize_options(
+    calibration: Path | None, prefill_rows: bool, activations: str | None = None
+) -> QuantizeOptions | None:
     """What the options of a command say to a quantizer; None when none was given."""
-    if calibration is None and not prefill_rows:
+    if calibration is None and not prefill_rows and activations is None:
         return None
     from onnxlm.quantize import QuantizeOptions
 
     text = None if calibration is None else read_text(calibration)
-    return QuantizeOptions(prefill_rows=prefill_rows, calibration_text=text)
+    return QuantizeOptions(prefill_rows, text, activations)
