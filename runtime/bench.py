@@ -25,7 +25,8 @@ class Contestant(Protocol):
     def prepare(self) -> str:
         """Load it; returns what it runs on (ONNX Runtime's name of the provider, or a library's).
 
-        One that may run elsewhere than asked for has a method `placement` too, see `PackageContestant`.
+        One that may run elsewhere than asked for has the methods `placement` and `device_used` too, see
+        `PackageContestant`.
         """
 
     def prefill(self, rows: Rows) -> None:

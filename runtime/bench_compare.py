@@ -156,6 +156,7 @@ def _measured_once(who: Contestant, case_too: bool) -> dict[str, float]:
         figures["first run s"] = found.first_run_s
         figures["peak RSS MB"] = _megabytes(found.peak_rss_bytes)
         figures["PSS MB"] = _megabytes(found.pss_bytes)
+        figures["device MB"] = _megabytes(found.device_bytes)
     figures["file MB"] = _megabytes(label.file_bytes)
     figures["KL"] = label.quality.get("kl")
     figures["top-1"] = label.quality.get("top1")

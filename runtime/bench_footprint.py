@@ -5,11 +5,12 @@ They are measured one contestant at a time, before the rounds: a mapped file tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from onnxlm.runtime.bench import Case, Rows, Sample
 from onnxlm.runtime.bench_child import Child, ChildError, Spec
+from onnxlm.strict_json import YOUNGER
 
 
 class CaseError(ChildError):
@@ -27,6 +28,7 @@ class Footprint:
         pss_bytes: Memory behind the run, shared pages split among the processes that share them.
         bare_pss_bytes: The same before loading: Python and its libraries.
         note: What is missing and why.
+        device_bytes: Of a device's memory, what came to be in use from before loading to behind the run.
     """
 
     load_s: float
@@ -35,6 +37,7 @@ class Footprint:
     pss_bytes: int | None
     bare_pss_bytes: int | None
     note: str
+    device_bytes: int | None = field(default=None, metadata={YOUNGER: True})
 
 
 def measure_footprint(spec: Spec, rows: Rows, case: Case, loads: int) -> Footprint:
@@ -69,7 +72,12 @@ def measure_footprint(spec: Spec, rows: Rows, case: Case, loads: int) -> Footpri
         pss_bytes=memory.pss_bytes,
         bare_pss_bytes=bare.pss_bytes,
         note=memory.note,
+        device_bytes=_risen(bare.device_bytes, memory.device_bytes),
     )
+
+
+def _risen(before: int | None, behind: int | None) -> int | None:
+    return None if before is None or behind is None else behind - before
 
 
 def _run(child: Child, rows: Rows, case: Case) -> Sample:

@@ -20,6 +20,7 @@ from onnxlm.runtime.graph_cost import Work, node_costs, work_of
 from onnxlm.runtime.graph_reader import read_graph
 from onnxlm.runtime.machine import describe_machine
 from onnxlm.runtime.model import LanguageModel, load
+from onnxlm.runtime.providers import find_provider
 from onnxlm.runtime.session import assigned_nodes
 from onnxlm.runtime.state_buffers import bytes_at
 from onnxlm.runtime.tokenizer import Tokenizer
@@ -58,6 +59,11 @@ class PackageContestant:
         )
         active: list[str] = self._model.sessions.decode.get_providers()
         return active[0]
+
+    def device_used(self) -> int | None:
+        """Bytes of its device's memory that are in use; None where that cannot be asked."""
+        number = int(self.options.get("device_id", 0))
+        return find_provider(self.provider).device_used(number)
 
     def placement(self) -> dict[str, Any]:
         """Fields of `Loaded`: why it runs elsewhere than asked for, and which provider got which nodes."""

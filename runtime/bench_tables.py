@@ -113,7 +113,10 @@ def curve_table(report: Report) -> Table:
 def load_table(report: Report) -> Table:
     """What a contestant needs, and its quality."""
     known = ("model", "provider", "precision", "threads", "KL", "top-1", "file MB")
-    header = (*known, "load s", "first run s", "peak RSS MB", "PSS MB")
+    held = [who.footprint for who in report.contestants if who.footprint is not None]
+    on_device = any(footprint.device_bytes is not None for footprint in held)
+    device = ("device MB",) if on_device else ()
+    header = (*known, "load s", "first run s", "peak RSS MB", "PSS MB", *device)
     rows: list[tuple[str, ...]] = []
     for who in report.contestants:
         quality, footprint = who.label.quality, who.footprint
@@ -126,7 +129,7 @@ def load_table(report: Report) -> Table:
             megabytes(size),
         )
         if footprint is None:
-            rows.append((*cells, "not run", "-", "-", "-"))
+            rows.append((*cells, "not run", "-", "-", "-", *("-" for _ in device)))
             continue
         rows.append(
             (
@@ -135,6 +138,7 @@ def load_table(report: Report) -> Table:
                 _fixed(footprint.first_run_s, 2),
                 megabytes(footprint.peak_rss_bytes),
                 megabytes(footprint.pss_bytes),
+                *(megabytes(footprint.device_bytes) for _ in device),
             )
         )
     return Table("Load, memory and quality", header, tuple(rows), left=3)

@@ -6,7 +6,8 @@ The first line is a `Spec`: {"target": "module:Class", "fields": {...}, "imports
                                               "fallback": null, "nodes": null}
     {"do": "run", "rows": [[1]], "case": {"prompt_tokens": 1, ...}}
                                           -> {"prefill_s": 0.1, "step_s": [0.01, ...], "energy_j": null}
-    {"do": "memory"}                      -> {"peak_rss_bytes": 1, "pss_bytes": 1, "note": ""}
+    {"do": "memory"}                      -> {"peak_rss_bytes": 1, "pss_bytes": 1, "note": "",
+                                              "device_bytes": null}
     {"do": "rates"}                       -> what the roofline's `rates` says
 
 and {"failure": "..."} where one of them fails. It ends with its input. What libraries print goes to standard
@@ -56,7 +57,8 @@ class _Worker:
         return {**asdict(sample), "energy_j": self._meter.joules_since(before)}
 
     def memory(self, request: dict[str, Any]) -> dict[str, Any]:
-        return asdict(read_memory())
+        device = getattr(self._contestant, "device_used", None)
+        return {**asdict(read_memory()), "device_bytes": None if device is None else device()}
 
     def rates(self, request: dict[str, Any]) -> dict[str, Any]:
         rates: dict[str, Any] = self._contestant.rates()

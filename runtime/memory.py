@@ -17,11 +17,13 @@ class Memory:
         peak_rss_bytes: Most memory that was resident at once, files mapped in included.
         pss_bytes: Resident now, a page shared by n processes counted 1/n.
         note: What is missing and why; empty when nothing is.
+        device_bytes: Of the device that it runs on, in use by whomever; where that is not the processor.
     """
 
     peak_rss_bytes: int | None
     pss_bytes: int | None
     note: str = ""
+    device_bytes: int | None = None
 
 
 def read_memory(pid: int | None = None, proc: Path = _PROC) -> Memory:

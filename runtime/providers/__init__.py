@@ -57,6 +57,7 @@ class Provider:
         accepts: Fields of `DeviceRequest` that it carries out.
         backed_by: Names of the provider files that take the nodes it leaves, before the CPU does.
         options: Its options in ONNX Runtime for a request.
+        device_used: Device number -> bytes of its memory that are in use, where that can be asked.
         device_count: How many devices it has; None where only ONNX Runtime knows.
         missing: Why it cannot work here although the wheel has it; None when nothing is known against it.
     """
@@ -74,6 +75,7 @@ class Provider:
     accepts: tuple[str, ...] = ()
     backed_by: tuple[str, ...] = ()
     options: Callable[[DeviceRequest], Mapping[str, str]] = field(default=lambda request: {})
+    device_used: Callable[[int], int | None] = field(default=lambda number: None)
     device_count: Callable[[], int | None] = field(default=lambda: None)
     missing: Callable[[], str | None] = field(default=lambda: None)
 

@@ -58,6 +58,41 @@ def devices() -> int | None:
         return None
 
 
+def used_bytes(device_id: int) -> int | None:
+    """Bytes of a device's memory that are in use, by whomever; None where the driver does not tell.
+
+    Sessions use the primary context, which is open while the driver is asked: it counts before a session
+    and behind it.
+
+    Source: CUDA driver API, cuDevicePrimaryCtxRetain and cuMemGetInfo.
+
+    Args:
+        device_id: As CUDA numbers devices.
+    """
+    try:
+        driver = ctypes.CDLL(driver_name())
+        return _used_bytes(driver, device_id)
+    except (OSError, AttributeError):  # no driver, or one that lacks a function
+        return None
+
+
+def _used_bytes(driver: ctypes.CDLL, device_id: int) -> int | None:
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), device_id):
+        return None
+    if driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
+        return None
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    try:
+        if driver.cuCtxPushCurrent_v2(context):
+            return None
+        told = driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+        driver.cuCtxPopCurrent_v2(ctypes.byref(context))
+    finally:
+        driver.cuDevicePrimaryCtxRelease_v2(device)
+    return total.value - free.value if told else None
+
+
 def missing_libraries(provider_library: str) -> list[str]:
     """Names of the libraries that ONNX Runtime cannot load; loads those that can be."""
     said = io.StringIO()

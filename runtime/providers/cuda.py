@@ -31,6 +31,7 @@ PROVIDER = Provider(
     activations={"ort": ("float16",)},
     accepts=("device_id", "memory_limit", "graph_capture"),
     options=_options,
+    device_used=_nvidia.used_bytes,
     device_count=_nvidia.devices,
     missing=lambda: _nvidia.missing("cuda"),
 )

@@ -24,6 +24,7 @@ PROVIDER = Provider(
     accepts=("device_id", "memory_limit"),
     backed_by=("cuda",),
     options=_options,
+    device_used=_nvidia.used_bytes,
     device_count=_nvidia.devices,
     missing=lambda: _nvidia.missing("tensorrt"),
 )

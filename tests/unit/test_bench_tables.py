@@ -99,6 +99,19 @@ def test_a_row_of_load() -> None:
     }
 
 
+def test_memory_of_a_device_is_a_column_where_one_was_asked() -> None:
+    on_cpu = contestant("m")
+    assert on_cpu.footprint is not None
+    footprint = dataclasses.replace(on_cpu.footprint, device_bytes=410_000_000)
+    there = contestant("m", provider="cuda", ort_name="CUDAExecutionProvider")
+    there = dataclasses.replace(there, footprint=footprint)
+    failed = dataclasses.replace(there, footprint=None)
+    made = load_table(report([on_cpu, there, failed], []))
+    assert made.header[-2:] == ("PSS MB", "device MB")
+    assert [cells[-1] for cells in made.rows] == ["-", "410", "-"]
+    assert len({len(cells) for cells in made.rows}) == 1
+
+
 def test_another_provider_than_asked_for_is_named() -> None:
     other = contestant("m", provider="cuda", ort_name="CUDAExecutionProvider")
     assert load_table(report([other], [])).rows[0][1] == "cuda (ran on CPU)"
