@@ -102,7 +102,7 @@ class Bench(DeviceOptions):
         "onnxlm bench int8 --context-lengths 64,512,2048 --html out.html",
         "onnxlm bench int8 --baseline torch,torch.compile --json new.json",
         "onnxlm bench int8 --provider cpu,openvino --python openvino=ov/bin/python",
-        "onnxlm bench fp32 --provider cuda --graph-capture",
+        "onnxlm bench fp16 --provider cuda --graph-capture",
         "onnxlm bench --compare old.json new.json",
     )
 
