@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
 import stat
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from pathlib import Path
 from onnxlm.cache import cache_dir
 from onnxlm.errors import PackageError
 from onnxlm.manifest import FileSpec
+from onnxlm.whole_file import write_whole
 
 VERIFY_MODES = ("auto", "always", "never")
 
@@ -182,6 +182,4 @@ def _write_stamps(root: Path, stamps: Mapping[str, tuple[_Facts, str]]) -> None:
         target = _stamp_file(root)
         target.parent.mkdir(parents=True, exist_ok=True)
         files = {name: [*facts, sha256] for name, (facts, sha256) in stamps.items()}
-        part = target.with_suffix(f".{secrets.token_hex(4)}.part")
-        part.write_text(json.dumps({"folder": str(root), "files": files}), encoding="utf-8")
-        os.replace(part, target)
+        write_whole(target, json.dumps({"folder": str(root), "files": files}))
